@@ -1,7 +1,7 @@
 //! `cargo xtask check`: what can be said about the tree without running tests.
 
 use crate::shell::cargo;
-use crate::{claims, direction, generated, licences, setup, tidy, words, workspace};
+use crate::{claims, direction, generated, layers, licences, setup, tidy, words, workspace};
 use anyhow::{Result, bail};
 
 /// All checks; the cheap ones come first and are all reported together.
@@ -13,6 +13,7 @@ pub fn check() -> Result<()> {
     violations.extend(claims::violations(&workspace::root())?);
     violations.extend(words::violations(&workspace::root())?);
     violations.extend(direction::violations(&workspace::own_packages()?)?);
+    violations.extend(layers::violations(&workspace::root())?);
     violations.extend(licences::violations(&workspace::all_packages()?)?);
     for violation in &violations {
         eprintln!("{violation}");

@@ -12,6 +12,7 @@ mod dist_test;
 mod fuzz;
 mod fuzz_parsers;
 mod generated;
+mod layers;
 mod licences;
 mod portable;
 mod release;
@@ -33,6 +34,7 @@ usage: cargo xtask COMMAND
   down          stop the service that `up` started
   test          install what the tests need, then check and run everything (as CI does)
   check         format, lints, dependency direction, licences, tidiness, generated files
+  layers        print which modules of a crate use each other in cycles: [CRATE]
   generate      rewrite docs/openapi.json and docs/reference/cli.md
   fuzz          try the API of a live service with schemathesis
   fuzz-parsers  try hostile requests, packets, lines and files: [--minutes N] [TARGET ...]
@@ -67,6 +69,7 @@ fn run(arguments: &[String]) -> Result<()> {
         "sim" => return sim(rest),
         "fuzz-ptx" => return fuzz_ptx(rest),
         "fuzz-parsers" => return fuzz_parsers::fuzz_parsers(rest),
+        "layers" => return layers::report(&workspace::root(), rest),
         "bench" => return bench(rest),
         "soak-soft" => return soak_soft(rest),
         _ if !rest.is_empty() => bail!("`cargo xtask {command}` takes no arguments, but got `{}`", rest.join(" ")),

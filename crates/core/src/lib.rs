@@ -36,6 +36,7 @@ pub mod restrictions;
 pub mod room;
 pub mod rows;
 pub mod state;
+pub mod targets;
 pub mod token;
 pub mod units;
 pub mod unleased;

@@ -4,13 +4,6 @@
 use jiff::Zoned;
 use jiff::civil::Weekday;
 
-/// Days since 1970, where the host is.
-pub fn number() -> u32 {
-    let today = Zoned::now().date();
-    let since = today.since(jiff::civil::date(1970, 1, 1)).map_or(0, |span| span.get_days());
-    u32::try_from(since).unwrap_or(0)
-}
-
 /// Seconds until midnight, at least one.
 pub fn seconds_left() -> u64 {
     let now = Zoned::now();
@@ -31,16 +24,16 @@ pub struct Hours {
 
 /// A minute of a week.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment {
+pub struct WeekMinute {
     day: usize,
     minute: u16,
 }
 
-impl Moment {
+impl WeekMinute {
     /// This one, where the host is.
-    pub fn now() -> Moment {
+    pub fn now() -> WeekMinute {
         let now = Zoned::now();
-        Moment { day: day(now.weekday()), minute: now.hour() as u16 * 60 + now.minute() as u16 }
+        WeekMinute { day: day(now.weekday()), minute: now.hour() as u16 * 60 + now.minute() as u16 }
     }
 }
 
@@ -54,7 +47,7 @@ impl Hours {
     }
 
     /// Whether it is one of them.
-    pub fn hold(&self, moment: Moment) -> bool {
+    pub fn hold(&self, moment: WeekMinute) -> bool {
         self.at(moment.day, moment.minute)
     }
 
@@ -118,7 +111,6 @@ mod tests {
 
     #[test]
     fn today_is_a_day_and_ends() {
-        assert!(number() > 20_000);
         assert!((1..=90_000).contains(&seconds_left()));
     }
 }

@@ -20,13 +20,10 @@
 //! those that are kept). What came since is whole, or under way, when it asks again; or it was so many that it is
 //! stored already: then its number is larger than the one that the asker was sent with, and it is sent again.
 
-use crate::loop_input::{IdempotencyKey, Reply};
+use crate::looper::{IdempotencyKey, Reply};
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::BuildHasher;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
 use sublet_core::units::{Span, Time};
 use sublet_wire::{Code, Problem};
 
@@ -52,28 +49,14 @@ pub struct IdempotencyKeys {
     of_tenant: HashMap<String, TenantKeys>,
     stored: Stored,
     number: u64,
+    /// Keys up to this number are on the disk. Larger ones are under way.
+    durable_through: u64,
 }
 
 struct TenantKey {
     fingerprint: [u8; 32],
     reply: Reply,
-    durable: DurableMark,
-}
-
-/// True once the batch with a key's answer is on the disk. The answer itself sets it as it leaves, so a client that has
-/// its answer can repeat the request at once.
-#[derive(Clone, Debug, Default)]
-pub struct DurableMark(Arc<AtomicBool>);
-
-impl DurableMark {
-    /// Says that the answer is on the disk.
-    pub fn set(&self) {
-        self.0.store(true, Release);
-    }
-
-    fn is_set(&self) -> bool {
-        self.0.load(Acquire)
-    }
+    number: u64,
 }
 
 /// The keys of one tenant, oldest first: those that are stored, then those that are whole.
@@ -175,7 +158,7 @@ impl IdempotencyKeys {
             };
         };
         KeyState::Answered(repeated(used.fingerprint, key, || {
-            if used.durable.is_set() {
+            if self.is_durable(used) {
                 return used.reply.clone();
             }
             let problem =
@@ -191,27 +174,38 @@ impl IdempotencyKeys {
         if missing == Span::ZERO { Ok(()) } else { Err(missing.secs_ceil()) }
     }
 
-    /// Remembers an answer; it is given again once the returned mark is set.
-    pub fn enter(&mut self, tenant: &str, key: &IdempotencyKey, reply: &Reply, now: Time) -> DurableMark {
-        let durable = DurableMark::default();
-        let used = TenantKey { fingerprint: key.fingerprint, reply: reply.clone(), durable: durable.clone() };
-        self.insert(tenant.to_owned(), key.key.clone(), used, now);
-        durable
+    /// Remembers an answer. It is given again once [`IdempotencyKeys::set_durable_through`] covers it.
+    pub fn enter(&mut self, tenant: &str, key: &IdempotencyKey, reply: &Reply, now: Time) {
+        self.insert(tenant.to_owned(), key.key.clone(), (key.fingerprint, reply.clone()), now);
     }
 
     /// Remembers an answer that the disk has since `at`.
     pub fn load(&mut self, tenant: String, key: String, fingerprint: [u8; 32], reply: Reply, at: Time) {
-        let durable = DurableMark::default();
-        durable.set();
-        self.insert(tenant, key, TenantKey { fingerprint, reply, durable }, at);
+        self.insert(tenant, key, (fingerprint, reply), at);
+        self.durable_through = self.number;
     }
 
-    fn insert(&mut self, tenant: String, key: String, used: TenantKey, at: Time) {
+    /// The number of the key that was remembered last.
+    pub fn last_number(&self) -> u64 {
+        self.number
+    }
+
+    /// The keys up to this number are on the disk. Say so before their answers leave: a client may repeat its request as
+    /// soon as it has its answer.
+    pub fn set_durable_through(&mut self, number: u64) {
+        self.durable_through = self.durable_through.max(number);
+    }
+
+    fn is_durable(&self, used: &TenantKey) -> bool {
+        used.number <= self.durable_through
+    }
+
+    fn insert(&mut self, tenant: String, key: String, (fingerprint, reply): ([u8; 32], Reply), at: Time) {
         self.number += 1;
         let number = self.number;
         self.of_tenant.entry(tenant.clone()).or_default().whole.push_back(WholeKey { number, at });
         self.ages.insert(number, (tenant.clone(), key.clone()));
-        self.known.insert((tenant.clone(), key), used);
+        self.known.insert((tenant.clone(), key), TenantKey { fingerprint, reply, number });
         while let Some(number) = self.too_old(&tenant)
             && self.shorten(number)
         {}
@@ -231,7 +225,7 @@ impl IdempotencyKeys {
     /// Keeps of the oldest whole key of a tenant no more than that there is an answer. One that the disk does not have yet
     /// stays, and those behind it: there are no more than requests that are under way.
     fn shorten(&mut self, number: u64) -> bool {
-        let durable = |name: &(String, String)| self.known.get(name).is_none_or(|used| used.durable.is_set());
+        let durable = |name: &(String, String)| self.known.get(name).is_none_or(|used| self.is_durable(used));
         let Some(name) = self.ages.get(&number).filter(|name| durable(name)).cloned() else { return false };
         self.ages.remove(&number);
         self.known.remove(&name);
@@ -245,7 +239,8 @@ impl IdempotencyKeys {
 
     /// Forgets every answer that is not on the disk: a batch failed, and what it held never happened.
     pub fn forget_undurable(&mut self) {
-        self.known.retain(|_, used| used.durable.is_set());
+        let durable_through = self.durable_through;
+        self.known.retain(|_, used| used.number <= durable_through);
         let known = &self.known;
         self.ages.retain(|_, name| known.contains_key(name));
         let ages = &self.ages;
@@ -266,13 +261,16 @@ mod tests {
         IdempotencyKey { key: text.to_owned(), fingerprint: [0; 32] }
     }
 
-    fn enter(keys: &mut IdempotencyKeys, tenant: &str, text: &str) -> DurableMark {
-        keys.enter(tenant, &key(text), &Reply::new(200, &()), NOW)
+    /// Enters a key, and returns its number.
+    fn enter(keys: &mut IdempotencyKeys, tenant: &str, text: &str) -> u64 {
+        keys.enter(tenant, &key(text), &Reply::new(200, &()), NOW);
+        keys.last_number()
     }
 
     /// Enters a key, and the disk has it.
     fn settled(keys: &mut IdempotencyKeys, tenant: &str, text: &str) {
-        enter(keys, tenant, text).set();
+        let number = enter(keys, tenant, text);
+        keys.set_durable_through(number);
     }
 
     fn shown(seen: KeyState) -> String {
@@ -292,13 +290,13 @@ mod tests {
     fn a_key_under_way_is_in_use_until_its_batch_is_on_the_disk() {
         let mut keys = IdempotencyKeys::default();
         assert_eq!(look(&keys, "ana", "k"), "new");
-        let durable = enter(&mut keys, "ana", "k");
+        let number = enter(&mut keys, "ana", "k");
         assert!(look(&keys, "ana", "k").contains("key_in_use"));
         let other = IdempotencyKey { fingerprint: [1; 32], ..key("k") };
         assert!(shown(keys.look_up("ana", &other, None)).contains("key_reused"), "whoever is wrong is told so at once");
         // The next batch is open already while this one is written.
         enter(&mut keys, "ana", "next");
-        durable.set();
+        keys.set_durable_through(number);
         assert_eq!(look(&keys, "ana", "k"), "whole");
         assert!(look(&keys, "ana", "next").contains("key_in_use"));
         assert!(shown(keys.look_up("ana", &other, None)).contains("key_reused"));
@@ -364,17 +362,19 @@ mod tests {
         assert_eq!([room(&keys, "ana", 0), room(&keys, "ana", 59), room(&keys, "ana", 60)], [Err(60), Err(1), Ok(())]);
         assert_eq!(room(&keys, "ben", 0), Ok(()));
         let late = Time(NOW.0 + 60_000_000);
-        keys.enter("ana", &key("late"), &Reply::new(200, &()), late).set();
+        keys.enter("ana", &key("late"), &Reply::new(200, &()), late);
+        keys.set_durable_through(keys.last_number());
         assert_eq!(room(&keys, "ana", 60), Ok(()), "the next oldest is a minute old, too");
     }
 
     #[test]
     fn what_is_not_on_the_disk_stays_whole_however_many_there_are() {
         let mut keys = IdempotencyKeys::default();
-        let marks: Vec<DurableMark> =
-            (0..WHOLE_OF_TENANT + 5).map(|n| enter(&mut keys, "ana", &format!("k{n}"))).collect();
+        for n in 0..WHOLE_OF_TENANT + 5 {
+            enter(&mut keys, "ana", &format!("k{n}"));
+        }
         assert!(look(&keys, "ana", "k0").contains("key_in_use"));
-        marks.iter().for_each(DurableMark::set);
+        keys.set_durable_through(keys.last_number());
         assert_eq!(look(&keys, "ana", "k0"), "whole");
         settled(&mut keys, "ana", "one more");
         assert_eq!(["k0", "k5", "k6"].map(|text| look(&keys, "ana", text)), ["stored", "stored", "whole"]);
@@ -390,9 +390,9 @@ mod tests {
         let KeyState::Stored(looked) = keys.look_up("ana", &key("k0"), None) else { panic!("it is stored") };
         assert_eq!(again(&keys, looked), "new", "the disk has forgotten it");
         // Somebody else with the same key was quicker.
-        let durable = enter(&mut keys, "ana", "k0");
+        let number = enter(&mut keys, "ana", "k0");
         assert!(again(&keys, looked).contains("key_in_use"));
-        durable.set();
+        keys.set_durable_through(number);
         assert_eq!(again(&keys, looked), "whole");
         for n in 0..WHOLE_OF_TENANT {
             settled(&mut keys, "ana", &format!("later{n}"));

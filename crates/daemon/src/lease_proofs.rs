@@ -30,7 +30,12 @@ impl LeaseProofs {
             Some(key) => key,
             None => make(dir)?,
         };
-        Ok(LeaseProofs { key })
+        Ok(LeaseProofs::with_key(key))
+    }
+
+    /// Makes proofs with this key.
+    pub fn with_key(key: [u8; KEY_BYTES]) -> LeaseProofs {
+        LeaseProofs { key }
     }
 
     /// What the programs of a lease carry.

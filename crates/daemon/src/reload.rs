@@ -10,13 +10,14 @@
 //! all of this has a thread of its own.
 
 use crate::access::Access;
-use crate::calendar::{Hours, Moment};
+use crate::calendar::{Hours, WeekMinute};
 use crate::config::{Config, ConfigError, LoadedConfig, Tcp, TcpConfig, check};
 use crate::http::gate::Gate;
 use crate::http::local_rate::LocalRate;
 use crate::http::tcp::Tls;
 use crate::http::{self, HttpSettings};
-use crate::loop_input::{InboxSender, LoopInput};
+use crate::inbox::InboxSender;
+use crate::looper::LoopInput;
 use crate::notices;
 use crate::writer;
 use std::path::PathBuf;
@@ -36,7 +37,7 @@ pub struct Reload {
     /// What was read last.
     pub standing: RunningConfig,
     /// The loop.
-    pub mail: InboxSender,
+    pub inbox: InboxSender,
     /// Who may do what.
     pub access: Access,
     /// The face.
@@ -62,7 +63,7 @@ pub struct RunningConfig {
 impl RunningConfig {
     /// A configuration, if it is good, and what follows from it now.
     pub fn of(config: Config) -> Result<(RunningConfig, LoadedConfig), ConfigError> {
-        let now = Moment::now();
+        let now = WeekMinute::now();
         RunningConfig::under(config, |hours| hours.hold(now))
     }
 
@@ -132,11 +133,11 @@ impl Reload {
     }
 
     fn look(&mut self) {
-        let now = Moment::now();
+        let now = WeekMinute::now();
         match self.standing.turn(|hours| hours.hold(now)) {
             None => {}
             Some(Ok(settled)) => {
-                drop(self.mail.send(LoopInput::Configured(Box::new(settled.policy))));
+                self.configure_loop(settled);
                 tracing::info!("the rules of another window (`[[windows]]`) are in effect; leases continue");
             }
             Some(Err(error)) => {
@@ -156,8 +157,13 @@ impl Reload {
         if let Ok(mut notices) = self.notices.write() {
             notices.clone_from(&settled.notices);
         }
-        drop(self.mail.send(LoopInput::Configured(Box::new(settled.policy))));
+        self.configure_loop(settled);
         refused
+    }
+
+    fn configure_loop(&self, settled: LoadedConfig) {
+        let visibility = settled.house().visibility;
+        drop(self.inbox.send(LoopInput::Configured { policy: Box::new(settled.policy), visibility }));
     }
 
     /// Rates and the certificate are read anew. An address is opened and closed by a start only,

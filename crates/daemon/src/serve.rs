@@ -2,6 +2,7 @@
 
 use crate::access::Access;
 use crate::config::{Config, ConfigError, LoadedConfig, Tcp, TcpConfig};
+use crate::effects::Effects;
 use crate::fair_limiter::FairLimiter;
 use crate::gpu_lock;
 use crate::gpu_selection::{self, GpuSelection};
@@ -13,9 +14,10 @@ use crate::http::rate::CallRates;
 use crate::http::seats::{self, AtLimit, ConnectionLimits, Limits};
 use crate::http::tls::TlsError;
 use crate::http::{self, App, AppState};
+use crate::inbox::{Clients, InboxSender, LoopClient};
 use crate::lease_proofs::LeaseProofs;
-use crate::loop_input::{InboxSender, LoopInput};
-use crate::looper::{self, Loop, LoopClient, LoopHandle, LoopParts};
+use crate::loop_thread::{self, Clocks, LoopThread};
+use crate::looper::{self, Ballast, Loop, LoopInput, LoopStart};
 use crate::loss;
 use crate::notices::Notices;
 use crate::peer::Operators;
@@ -25,11 +27,11 @@ use crate::reload::{Reload, RunningConfig};
 use crate::user_directory::UserDirectory;
 use crate::view::View;
 use crate::watermarks::Watermarks;
-use crate::writer::{self, JournalWriter};
+use crate::writer::JournalWriter;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, RwLock, mpsc};
+use std::sync::{Arc, RwLock, mpsc};
 use std::thread;
 use std::time::Duration;
 use sublet_core::policy::Parking;
@@ -290,7 +292,8 @@ fn run(
     let config_trouble = Arc::new(RwLock::new(None));
     let kind = eyes.gpu.kind().name();
     let soft_state = eyes.soft.as_ref().map(|place| place.state.display().to_string());
-    let (mail, inbox) = InboxSender::new();
+    let (to_loop, inbox) = InboxSender::new();
+    let clients = Clients::default();
     let (orders, order_inbox) = mpsc::channel();
     let (synced_tx, synced) = watch::channel(loaded.seq);
     let (stop_tx, stop) = watch::channel(false);
@@ -299,7 +302,7 @@ fn run(
         tracing::error!("no new leases: {}; {}", loss::sentence(lost), loss::REMEDY);
     }
     journal.on_alarm(sound_alarm);
-    let no_ballast = announce_ballast(journal.ballast_bytes(), &options.state_dir) == 0;
+    let ballast = announce_ballast(journal.ballast_bytes(), &options.state_dir);
 
     eyes.measure_context = settled.measure_context;
     let parking = &settled.policy.parking;
@@ -312,42 +315,50 @@ fn run(
     let by_driver = settled.driver && parking.space > Bytes::ZERO;
     eyes.driver = by_driver.then(DriverSettings::default);
     announce_parking(settled.shim, parking, settled.stock);
-    let sights = mail.clone();
-    let host = Arc::new(Host::start(eyes, clock, move |sight| drop(sights.send(LoopInput::Saw(sight))))?);
+    let reports = to_loop.clone();
+    let host = Arc::new(Host::start(eyes, clock, move |report| drop(reports.send(LoopInput::Report(report))))?);
 
-    let pen = Arc::new(Mutex::new(JournalWriter::new(journal, Arc::clone(&host), synced_tx, settled.history)));
     let marks = LeaseProofs::begin(&options.state_dir).map_err(ServeError::Marks)?;
     let house = Arc::new(RwLock::new(settled.house()));
     let notices = Arc::new(RwLock::new(settled.notices.clone()));
-    let parts = LoopParts {
+    let (watermarks, floor) =
+        Watermarks::begin(&options.state_dir, loop_thread::wall_us()).map_err(ServeError::Epochs)?;
+    let effects = Effects {
+        clients: clients.clone(),
+        host: Arc::clone(&host),
+        tokens: tokens.clone(),
+        notices: Notices::start(
+            Arc::clone(&notices),
+            (to_loop.clone(), clients.clone()),
+            looper::look,
+            runtime.handle(),
+        )
+        .map_err(ServeError::System)?,
+        gpu_trouble: Arc::clone(&trouble),
+    };
+    let writer =
+        JournalWriter::new(journal, watermarks, (effects.clone(), to_loop.clone()), synced_tx, settled.history);
+    let mut clocks = Clocks::new(clock);
+    let moment = clocks.moment();
+    let start = LoopStart {
         loaded,
         policy: settled.policy.clone(),
-        clock,
-        post: mail.clone(),
-        orders: orders.clone(),
+        clock_offset_us: i64::try_from(clock.offset().0).unwrap_or(i64::MAX),
         names: names.clone(),
-        tokens: tokens.clone(),
-        trouble: Arc::clone(&trouble),
-        host: Arc::clone(&host),
-        pen: Arc::clone(&pen),
-        no_ballast,
+        ballast,
         boot,
-        epochs: Watermarks::begin(&options.state_dir, crate::looper::wall_us()).map_err(ServeError::Epochs)?,
-        marks: marks.clone(),
+        floor,
+        proofs: marks.clone(),
         unmanaged: settled.unmanaged.clone(),
-        notices: Notices::start(Arc::clone(&notices), mail.clone(), looper::look, runtime.handle())
-            .map_err(ServeError::System)?,
-        house: Arc::clone(&house),
+        visibility: settled.house().visibility,
     };
-    let back = mail.clone();
-    let mut the_loop = Loop::new(parts);
-    the_loop.start();
-    let desk = Arc::new(LoopHandle::new(the_loop, mail.clone(), orders, Arc::clone(&pen)));
-    let writer = spawn("sublet-writer", move || writer::run(pen, order_inbox, back))?;
-    let at = Arc::clone(&desk);
-    let loop_thread = spawn("sublet-loop", move || at.run(&inbox))?;
+    let mut the_loop = Loop::new(start, moment);
+    the_loop.start(moment);
+    let writer = spawn("sublet-writer", move || writer.run(&order_inbox))?;
+    let loop_thread = LoopThread { the_loop, clocks, inbox, effects, writer: orders };
+    let loop_thread = spawn("sublet-loop", move || loop_thread.run())?;
 
-    let post = LoopClient::new(desk, history.clone());
+    let post = LoopClient::new(to_loop.clone(), clients, history.clone());
     name_known_tenants(&post, &names, runtime);
     runtime.block_on(wait_for_first_list(&post, &trouble));
     let operators = Operators {
@@ -396,7 +407,7 @@ fn run(
             path: options.config.clone(),
             flags: options.tcp.clone(),
             standing,
-            mail: mail.clone(),
+            inbox: to_loop.clone(),
             access: access.clone(),
             house: Arc::clone(&house),
             notices: Arc::clone(&notices),
@@ -431,7 +442,7 @@ fn run(
     // While the journal is still locked, so that no successor has made its own yet.
     let _ = std::fs::remove_file(&options.socket);
     // The loop writes what is open, then goes; its orders end, and so does the writer.
-    drop(mail.send(LoopInput::Stop));
+    drop(to_loop.send(LoopInput::Stop));
     let _ = loop_thread.join();
     let _ = writer.join();
     tracing::info!("stopped; leases continue");
@@ -455,7 +466,7 @@ fn sound_alarm(alarm: &Alarm) {
 }
 
 /// What a full disk leaves for releases and expiries is said at the start, not when it is needed.
-fn announce_ballast(bytes: u64, state_dir: &Path) -> u64 {
+fn announce_ballast(bytes: u64, state_dir: &Path) -> Ballast {
     let (show, usual) = (sublet_wire::size::show, BALLAST_BYTES);
     let dir = state_dir.display();
     if bytes == 0 {
@@ -470,7 +481,7 @@ fn announce_ballast(bytes: u64, state_dir: &Path) -> u64 {
             show(usual)
         );
     }
-    bytes
+    if bytes == 0 { Ballast::Missing } else { Ballast::Kept }
 }
 
 fn announce_parking(shim: bool, parking: &Parking, stock: Bytes) {

@@ -81,11 +81,6 @@ impl Watermarks {
         Ok((epochs, WatermarkFloor { epoch: Fence(epoch), lease }))
     }
 
-    /// Whether a lone request can be dealt with before a mark must move, which waits for the disk.
-    pub fn are_ahead(&self, next: Fence, next_lease: u64) -> bool {
-        next.0.saturating_add(AHEAD / 2 + AHEAD / 4) <= self.mark && next_lease < self.leases
-    }
-
     /// Keeps the mark ahead of the next epoch.
     pub fn keep_ahead(&mut self, next: Fence) -> io::Result<()> {
         if next.0.saturating_add(AHEAD / 2) <= self.mark {

@@ -1,24 +1,29 @@
-//! The thread that writes: one batch at a time, and whatever waited for it
-//! leaves from here the moment it is on the disk.
+//! The thread that writes: one batch at a time. What waited for a batch leaves from here once it is on the disk.
+//!
+//! ```text
+//!   Commit ──► watermarks ahead? ──► journal, one fsync ──► Synced to the loop ──► the batch's outputs
+//! ```
+//! The loop hears first that the batch is durable: a client may repeat its request as soon as it has its answer, and the
+//! loop must know the answer by then.
 
-use crate::loop_input::{CommitResult, InboxSender, LoopInput, PendingEffect};
-use crate::looper::ClosedBatch;
+use crate::effects::Effects;
+use crate::inbox::InboxSender;
+use crate::looper::{ClosedBatch, CommitResult, LoopInput, Output, WriterTask};
+use crate::watermarks::Watermarks;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
-use sublet_host::Host;
-use sublet_journal::{Batch, CommitError, Journal, TRIM_EVERY};
+use sublet_core::rows::Meta;
+use sublet_journal::{CommitError, Journal, TRIM_EVERY};
 use sublet_wire::exit;
 use tokio::sync::watch;
 
-/// A word to the writer.
+/// An order to the writer.
+#[derive(Debug)]
 pub enum WriterOrder {
     /// Write this.
     Commit(ClosedBatch),
-    /// Do a piece of housekeeping.
-    Tidy,
-    /// See whether the disk has room for the ballast again.
-    TryBallast,
+    /// Do something else.
+    Task(WriterTask),
     /// Nothing more comes.
     Stop,
 }
@@ -35,11 +40,14 @@ mod keep {
     pub const ANSWERS_US: u64 = 86_400_000_000;
 }
 
-/// What writes: the journal, and who is told. One writes at a time: the writer's thread, or the loop
-/// itself when it has nothing else to do (a wake-up less for a lone request).
+/// The journal, its watermarks and its housekeeping.
 pub struct JournalWriter {
     journal: Journal,
-    host: Arc<Host>,
+    watermarks: Watermarks,
+    /// The next lease number, as of the last batch.
+    next_lease: Option<u64>,
+    effects: Effects,
+    inbox: InboxSender,
     synced: watch::Sender<u64>,
     lines: usize,
     /// Lines after which a piece of housekeeping is due.
@@ -53,39 +61,87 @@ pub struct JournalWriter {
 }
 
 impl JournalWriter {
-    /// A pen for this journal.
-    pub fn new(journal: Journal, host: Arc<Host>, synced: watch::Sender<u64>, history: u64) -> JournalWriter {
-        let wall_us = u64::try_from(sublet_host::clock::unix_us()).unwrap_or(0);
+    /// A writer of this journal.
+    pub fn new(
+        journal: Journal,
+        watermarks: Watermarks,
+        (effects, inbox): (Effects, InboxSender),
+        synced: watch::Sender<u64>,
+        history: u64,
+    ) -> JournalWriter {
         tell_head(&journal);
-        let (begun, tidy_after) = ((Instant::now(), wall_us), TRIM_EVERY);
-        JournalWriter { journal, host, synced, lines: 0, tidy_after, history, begun, ballast_trouble: None }
-    }
-
-    /// Writes a batch; what it held leaves the moment it is on the disk.
-    pub fn write(&mut self, batch: &Batch, held: Vec<PendingEffect>) -> CommitResult {
-        match self.journal.commit(batch) {
-            Ok(seq) => {
-                self.synced.send_replace(seq);
-                held.into_iter().for_each(|held| held.release(&self.host));
-                self.lines += batch.entries.len() + batch.answers.len();
-                CommitResult::Done
-            }
-            Err(error) => failed(&mut self.journal, error, held),
+        JournalWriter {
+            journal,
+            watermarks,
+            next_lease: None,
+            effects,
+            inbox,
+            synced,
+            lines: 0,
+            tidy_after: TRIM_EVERY,
+            history,
+            begun: (Instant::now(), crate::loop_thread::wall_us()),
+            ballast_trouble: None,
         }
     }
 
-    /// Whether it is worth a try to write again.
-    pub fn may_have_room(&self) -> bool {
-        self.journal.may_have_room()
+    /// Writes until it is told that nothing more comes.
+    pub fn run(mut self, orders: &Receiver<WriterOrder>) {
+        for order in orders {
+            match order {
+                WriterOrder::Commit(batch) => {
+                    self.write(batch);
+                    self.tidy();
+                }
+                WriterOrder::Task(WriterTask::RestoreBallast) => {
+                    if self.restore_ballast() {
+                        drop(self.inbox.send(LoopInput::DiskFreed));
+                    }
+                }
+                WriterOrder::Task(WriterTask::ProbeRoom) => {
+                    let has_room = self.journal.may_have_room();
+                    drop(self.inbox.send(LoopInput::RoomProbed { has_room }));
+                }
+                WriterOrder::Stop => break,
+            }
+        }
+        if let Some(next_lease) = self.next_lease {
+            // Without it there is a hole in the numbers of leases, as after a crash.
+            let _ = self.watermarks.close(next_lease);
+        }
     }
 
-    /// Whether enough was written for a piece of housekeeping.
-    pub fn is_due(&self) -> bool {
-        self.lines >= self.tidy_after
+    fn write(&mut self, ClosedBatch { batch, outputs }: ClosedBatch) {
+        if let Some(meta) = &batch.meta {
+            self.keep_watermarks_ahead(meta);
+        }
+        match self.journal.commit(&batch) {
+            Ok(seq) => {
+                drop(self.inbox.send(LoopInput::Synced(CommitResult::Done)));
+                self.synced.send_replace(seq);
+                outputs.into_iter().for_each(|output| self.effects.carry_out(output));
+                self.lines += batch.entries.len() + batch.answers.len();
+            }
+            Err(error) => {
+                let result = failed(&mut self.journal, &error, outputs);
+                drop(self.inbox.send(LoopInput::Synced(result)));
+            }
+        }
+    }
+
+    /// No number leaves that a restart after a lost batch could hand out again.
+    fn keep_watermarks_ahead(&mut self, meta: &Meta) {
+        if let Err(error) = self.watermarks.keep_ahead(meta.next_fence) {
+            tracing::warn!(%error, "the watermark of fences could not be written; retrying");
+        }
+        if let Err(error) = self.watermarks.keep_leases_ahead(meta.next_lease) {
+            tracing::warn!(%error, "the watermark of lease numbers could not be written; retrying");
+        }
+        self.next_lease = Some(meta.next_lease);
     }
 
     fn tidy(&mut self) {
-        if self.is_due() {
+        if self.lines >= self.tidy_after {
             let now = self.wall_us();
             let removed = tidy(&mut self.journal, now, self.history);
             // Where nothing was too old or too much, a look less often finds it early enough.
@@ -124,43 +180,20 @@ fn tell_head(journal: &Journal) {
     tracing::info!(line = seq, %hash, "the audit trail ends here");
 }
 
-/// Writes until it is told that nothing more comes.
-pub fn run(pen: Arc<Mutex<JournalWriter>>, orders: Receiver<WriterOrder>, mail: InboxSender) {
-    for order in orders {
-        let mut pen = pen.lock().unwrap_or_else(PoisonError::into_inner);
-        match order {
-            WriterOrder::Commit(ClosedBatch { batch, held }) => {
-                let done = pen.write(&batch, held);
-                if mail.send(LoopInput::Synced(done)).is_err() {
-                    return;
-                }
-                pen.tidy();
-            }
-            WriterOrder::Tidy => pen.tidy(),
-            WriterOrder::TryBallast => {
-                if pen.restore_ballast() {
-                    drop(mail.send(LoopInput::DiskFreed));
-                }
-            }
-            WriterOrder::Stop => return,
-        }
-    }
-}
-
 /// A failed commit has no undo: the state is dropped and rebuilt from the disk.
 /// After a failed fsync not even that can be trusted, and the daemon exits.
-fn failed(journal: &mut Journal, error: CommitError, held: Vec<PendingEffect>) -> CommitResult {
+fn failed(journal: &mut Journal, error: &CommitError, outputs: Vec<Output>) -> CommitResult {
     // The loop knows whether this is news, and tells it then.
-    if let CommitError::Full(_) = &error {
+    if let CommitError::Full(_) = error {
         if let Err(error) = journal.give_up_ballast() {
             tracing::error!(%error, "the ballast could not be freed");
         }
         match journal.reload() {
-            Ok(loaded) => return CommitResult::Failed { error, loaded: Box::new(loaded), held },
+            Ok(loaded) => return CommitResult::Failed { why: chain(error), loaded: Box::new(loaded), outputs },
             Err(error) => tracing::error!(error = %chain(&error), "the journal cannot be read back"),
         }
     } else {
-        tracing::error!(error = %chain(&error), "the journal cannot be trusted: exiting; a restart reads it again");
+        tracing::error!(error = %chain(error), "the journal cannot be trusted: exiting; a restart reads it again");
     }
     // Not a clean way out: nothing may be acknowledged any more.
     std::process::exit(exit::DISK_FAILED.into())

@@ -11,6 +11,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 use sublet_core::ids::ProcKey;
+use sublet_core::parking::MoverReport;
 use thiserror::Error;
 
 /// Longer than any real chain of parents; stops a walk that a change under it made circular.
@@ -116,6 +117,11 @@ pub fn executable_name(pid: u32) -> Option<String> {
     // An executable that was replaced meanwhile is still the same program.
     let name = name.strip_suffix(" (deleted)").unwrap_or(&name);
     Some(name.chars().filter(|c| !c.is_control()).take(64).collect())
+}
+
+/// [`executable_name`] of a process that a mover reports for the first time.
+pub(crate) fn executable_name_if_present(process: ProcKey, report: &MoverReport) -> Option<String> {
+    if matches!(report, MoverReport::Present { .. }) { executable_name(process.pid) } else { None }
 }
 
 /// The parents of a process, nearest first, as far up as visible.

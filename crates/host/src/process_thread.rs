@@ -405,8 +405,9 @@ impl ProcessThread {
             if !self.roster.has_no_processes(lease) {
                 self.report_members(lease);
             } else if sure {
+                let roots = self.roster.roots(lease);
                 drop(self.roster.end_watch(lease));
-                (self.sink)(HostReport::HolderEnded { lease });
+                (self.sink)(HostReport::HolderEnded { lease, roots });
             }
             // Not certain: unreadable is not gone. The next refresh checks again.
         }

@@ -3,7 +3,7 @@
 //! Facts only: decisions are made elsewhere.
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use sublet_core::audit::Audit;
 use sublet_core::ids::{LeaseId, ProcKey};
@@ -76,6 +76,8 @@ pub enum HostReport {
         process: ProcKey,
         /// The report.
         said: MoverReport,
+        /// The name of its executable, with [`MoverReport::Present`].
+        program: Option<String>,
     },
     /// The outcome for a holder's process that the driver itself moves, or could move.
     DriverReported {
@@ -85,6 +87,8 @@ pub enum HostReport {
         process: ProcKey,
         /// The outcome, in the same terms as for a program that moves itself.
         said: MoverReport,
+        /// The name of its executable, with [`MoverReport::Present`].
+        program: Option<String>,
     },
     /// Host memory available for parked bytes; sent while there is a program to park.
     HostMemory {
@@ -123,6 +127,8 @@ pub enum HostReport {
     HolderEnded {
         /// The lease of the holder.
         lease: LeaseId,
+        /// Its roots, as far as this crate was told. A root that is not among them may live.
+        roots: BTreeSet<ProcKey>,
     },
 }
 

@@ -244,6 +244,11 @@ impl Roster {
         u32::try_from(members / MEMBERS_MANY + 1).unwrap_or(PERIODS_MAX).min(PERIODS_MAX)
     }
 
+    /// The roots of a holder that is watched.
+    pub(crate) fn roots(&self, lease: LeaseId) -> BTreeSet<ProcKey> {
+        self.holders.get(&lease).map(|holder| holder.roots.clone()).unwrap_or_default()
+    }
+
     /// True if it is watched, no process of it is known, and no other lease has one of its roots.
     pub(crate) fn has_no_processes(&self, lease: LeaseId) -> bool {
         let is_known = |root: &ProcKey| self.owner.contains_key(root);

@@ -18,6 +18,15 @@ const ADDRESS_BYTES: u64 = 1 << 44;
 /// The largest number of threads that touch fresh memory.
 const TOUCH_THREADS: u64 = 8;
 
+/// Whether the pages of a file are there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilePages {
+    /// They are.
+    Present,
+    /// The kernel makes each when it is first touched.
+    Absent,
+}
+
 /// The arena of this process.
 #[derive(Default)]
 pub struct ParkArena {
@@ -34,7 +43,7 @@ pub struct ParkArena {
 
 impl ParkArena {
     /// Adds a file of `bytes` bytes.
-    pub fn add_file(&mut self, file: &File, bytes: u64, filled: bool) -> Result<(), String> {
+    pub fn add_file(&mut self, file: &File, bytes: u64, pages: FilePages) -> Result<(), String> {
         let bytes = bytes - bytes % HUGE;
         if file.metadata().map_or(0, |data| data.len()) < bytes || self.ready.saturating_add(bytes) > ADDRESS_BYTES {
             return Err("the daemon gave memory to park in that is not what it said".to_owned());
@@ -43,8 +52,9 @@ impl ParkArena {
             self.base = reserve()?;
         }
         let from = self.base + self.ready;
-        map(from, bytes, Some((file.as_raw_fd(), 0)))?;
-        if filled && self.touched == self.ready {
+        // SAFETY: the range follows the mapped part of the arena's own addresses, and fits in them.
+        unsafe { map(from, bytes, Some((file.as_raw_fd(), 0)))? };
+        if pages == FilePages::Present && self.touched == self.ready {
             self.touched += bytes;
         }
         self.ready += bytes;
@@ -74,7 +84,8 @@ impl ParkArena {
             self.base = reserve()?;
         }
         let (from, more) = (self.base + self.ready, wanted - self.ready);
-        map(from, more, None)?;
+        // SAFETY: the range follows the mapped part of the arena's own addresses, and fits in them.
+        unsafe { map(from, more, None)? };
         self.ready = wanted;
         Ok(())
     }
@@ -83,7 +94,8 @@ impl ParkArena {
     fn touch_to(&mut self, bytes: u64) {
         let to = bytes.next_multiple_of(HUGE).min(self.ready);
         if to > self.touched {
-            touch(self.base + self.touched, to - self.touched);
+            // SAFETY: the range is mapped, and nothing was stored in it yet.
+            unsafe { touch(self.base + self.touched, to - self.touched) };
             self.touched = to;
         }
     }
@@ -106,7 +118,8 @@ impl ParkArena {
         if bytes == 0 {
             return Err(driver::INVALID_VALUE);
         }
-        as_result(driver::cuMemHostRegister_v2(self.at(self.registered), bytes as usize, PORTABLE))?;
+        // SAFETY: these bytes of the arena are mapped, and stay so until they are unregistered.
+        as_result(unsafe { driver::cuMemHostRegister_v2(self.at(self.registered), bytes as usize, PORTABLE) })?;
         self.pieces.push((self.registered, bytes));
         self.registered += bytes;
         Ok(())
@@ -120,13 +133,15 @@ impl ParkArena {
     /// How many bytes there are from an offset to the end of its piece.
     pub fn bytes_left_in_piece(&self, offset: u64) -> u64 {
         let piece = self.pieces.iter().find(|(first, bytes)| (*first..first + bytes).contains(&offset));
+        debug_assert!(piece.is_some(), "offset {offset} is not registered yet");
         piece.map_or(0, |(first, bytes)| first + bytes - offset)
     }
 
     /// Frees all of the arena. A context must be current.
     pub fn trim(&mut self) {
         for (first, _) in std::mem::take(&mut self.pieces) {
-            driver::cuMemHostUnregister(self.at(first));
+            // SAFETY: registered by `register_next`, once.
+            unsafe { driver::cuMemHostUnregister(self.at(first)) };
         }
         if self.base != 0 {
             // SAFETY: reserved by `reserve` with this length, and no longer used.
@@ -143,13 +158,17 @@ fn reserve() -> Result<u64, String> {
     if at == libc::MAP_FAILED { Err(last_error("addresses to park at")) } else { Ok(at as u64) }
 }
 
-fn map(at: u64, bytes: u64, file: Option<(i32, u64)>) -> Result<(), String> {
+/// Maps a file, or fresh memory, at an address.
+///
+/// # Safety
+/// The range is in the arena's reservation, and nothing uses what is mapped there.
+unsafe fn map(at: u64, bytes: u64, file: Option<(i32, u64)>) -> Result<(), String> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let (kind, descriptor, offset) = match file {
         Some((descriptor, offset)) => (libc::MAP_SHARED, descriptor, offset),
         None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0),
     };
-    // SAFETY: the range is in the arena's own reservation.
+    // SAFETY: the caller promises a range of the arena's own.
     unsafe {
         let place = at as *mut c_void;
         let flags = kind | libc::MAP_FIXED;
@@ -165,7 +184,10 @@ fn map(at: u64, bytes: u64, file: Option<(i32, u64)>) -> Result<(), String> {
 }
 
 /// Touches every page, with several threads: the kernel clears pages as fast as the threads touch them.
-fn touch(at: u64, bytes: u64) {
+///
+/// # Safety
+/// The range is mapped and writable, and nothing else uses it.
+unsafe fn touch(at: u64, bytes: u64) {
     let hands =
         TOUCH_THREADS.min(bytes / HUGE).min(std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64));
     std::thread::scope(|scope| {
@@ -174,7 +196,7 @@ fn touch(at: u64, bytes: u64) {
             let end = (first + share).min(bytes);
             let work = move || {
                 for offset in (first..end).step_by(4096) {
-                    // SAFETY: mapped just now, and no other code knows the address.
+                    // SAFETY: the caller promises the range, and each thread has a part of its own.
                     unsafe { ((at + offset) as *mut u8).write_volatile(0) };
                 }
             };
@@ -215,7 +237,7 @@ mod tests {
         unsafe { arena.at(0).cast::<u8>().write(7) };
         arena.grow(4 * HUGE).expect("it is there");
         assert_eq!((arena.ready, arena.touched), (8 * HUGE, 4 * HUGE));
-        // SAFETY: as above.
+        // SAFETY: mapped above, and no other code knows the address.
         assert_eq!(unsafe { arena.at(0).cast::<u8>().read() }, 7, "what is in it stays");
         arena.touch_to(u64::MAX / 2);
         assert_eq!(arena.touched, 8 * HUGE);

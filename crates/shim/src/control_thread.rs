@@ -4,15 +4,18 @@
 //! goes away the thread looks for it again, because a parked program waits for the daemon. A program that gets a lease
 //! after its start names it ([`use_lease`]): the thread then greets the daemon anew.
 
+use crate::arena::FilePages;
+use crate::daemon_link;
 use crate::driver;
-use crate::gate;
+use crate::gate::{self, GateState};
 use crate::lease_page;
 use crate::lease_setting;
 use crate::log;
 use crate::message::{PACKET_MAX, ShimOrder, ShimReport};
 use crate::outside_access;
-use crate::packet_socket::{self, ClosedOnFork, PacketSocket};
-use crate::park::Parker;
+use crate::packet_socket::{self, ClosedOnFork, PacketSocket, SocketUse};
+use crate::park::{ParkLimit, ParkRequest, Parker};
+use crate::threads;
 use crate::unmovable_memory;
 use std::fs::File;
 use std::io;
@@ -32,22 +35,6 @@ const TICK: Duration = Duration::from_millis(100);
 const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval while a thread may wait at the gate.
 const SHORT_TICK: Duration = Duration::from_millis(5);
-
-static WAITING_CALL: Mutex<Option<String>> = Mutex::new(None);
-static IS_PARKED: AtomicBool = AtomicBool::new(false);
-
-/// Notes that a thread waits at the gate for the memory to come back.
-pub fn note_waiting_call(call: &str) {
-    *WAITING_CALL.lock().unwrap_or_else(PoisonError::into_inner) = Some(call.to_owned());
-}
-
-/// True if there is a connection to the daemon.
-static IS_CONNECTED: AtomicBool = AtomicBool::new(false);
-
-/// True if there is a connection to the daemon.
-pub fn is_connected() -> bool {
-    IS_CONNECTED.load(SeqCst)
-}
 
 static STARTED: Once = Once::new();
 /// True once the thread runs, or cannot be started.
@@ -78,7 +65,7 @@ pub fn start() {
 }
 
 fn start_thread() {
-    if !HAS_THREAD.swap(true, SeqCst) && !spawn("sublet-shim", run_thread) {
+    if !HAS_THREAD.swap(true, SeqCst) && !threads::spawn_without_signals("sublet-shim", run_thread) {
         log::once("the host gives no thread: this program cannot be parked");
         note_first_answer();
     }
@@ -101,19 +88,6 @@ pub fn use_lease(socket: &Path, lease: &str) {
     await_first_answer();
 }
 
-/// Starts a thread that takes no signals. Returns whether it could be started.
-pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
-    // SAFETY: sets of signals are plain numbers, filled by the calls before they are read.
-    unsafe {
-        let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
-        thread.is_ok()
-    }
-}
-
 /// Ensures that the lease's page can be read, without a thread if the driver is not used.
 pub fn map_page_once() {
     static MAPPED: Once = Once::new();
@@ -123,7 +97,7 @@ pub fn map_page_once() {
     }
     MAPPED.call_once(|| {
         let Ok(connection) = DaemonConnection::connect(&socket) else { return };
-        let asked = connection.send(&hello(None, true));
+        let asked = connection.send(&hello(Greeting::ReadPage));
         let answer = asked.and_then(|()| connection.receive(FIRST_ANSWER_TIMEOUT));
         if let Ok(Some((ShimOrder::Welcome { pid, .. }, Some(file)))) = answer
             && let Err(why) = lease_page::map_without_slot(&file, pid)
@@ -156,7 +130,7 @@ fn run_thread() {
             // The conversation ends when the daemon closes the connection, or the program names another lease; then
             // the daemon is looked for again.
             let _ = serve_daemon(&connection, &mut parker, version);
-            IS_CONNECTED.store(false, SeqCst);
+            daemon_link::note_disconnected();
         }
         if lease_setting::version() != version {
             continue;
@@ -177,7 +151,7 @@ pub fn report_tool(tool: &str) {
     let Some(socket) = lease_setting::socket() else { return };
     if let Ok(connection) = DaemonConnection::connect(&socket) {
         // Without a daemon there is nothing to tell.
-        let _ = connection.send(&hello(Some(tool.to_owned()), false));
+        let _ = connection.send(&hello(Greeting::StepAside(tool)));
     }
 }
 
@@ -188,9 +162,19 @@ fn log_lease_over() {
     ));
 }
 
-fn hello(aside: Option<String>, looks: bool) -> ShimReport {
+/// What this process wants of the daemon.
+enum Greeting<'a> {
+    /// To carry out its orders.
+    Serve,
+    /// To read the lease's page; the process does not use the driver.
+    ReadPage,
+    /// To say that this tool takes the shim's place.
+    StepAside(&'a str),
+}
+
+fn hello(greeting: Greeting<'_>) -> ShimReport {
     let lease = lease_setting::lease();
-    let parked = gate::state() == gate::PARKED;
+    let parked = gate::state() == GateState::Parked;
     let bytes = lease_page::own_slot().parked.load(SeqCst);
     ShimReport::Hello {
         version: VERSION,
@@ -199,21 +183,24 @@ fn hello(aside: Option<String>, looks: bool) -> ShimReport {
         parked,
         bytes,
         deep: gate::is_context_away(),
-        aside,
-        looks,
+        aside: match greeting {
+            Greeting::StepAside(tool) => Some(tool.to_owned()),
+            Greeting::Serve | Greeting::ReadPage => None,
+        },
+        looks: matches!(greeting, Greeting::ReadPage),
     }
 }
 
 /// Talks with the daemon about the lease of this version of the setting.
 fn serve_daemon(connection: &DaemonConnection, parker: &mut Parker, version: u64) -> io::Result<()> {
-    connection.send(&hello(None, false))?;
+    connection.send(&hello(Greeting::Serve))?;
     // A new daemon was not told yet which call waits.
     let mut told = false;
     let (mut ticked, mut looked) = (Instant::now(), None::<Instant>);
-    let _kept = ClosedOnFork::new(&connection.0, 0);
-    IS_CONNECTED.store(true, SeqCst);
+    let _kept = ClosedOnFork::new(&connection.0, SocketUse::Daemon);
+    daemon_link::note_connected();
     while lease_setting::version() == version {
-        let usual = if IS_PARKED.load(Relaxed) { SHORT_TICK } else { TICK };
+        let usual = if gate::state() == GateState::Parked { SHORT_TICK } else { TICK };
         let prepare_pause = parker.prepare_pause();
         if let Some((order, file)) = connection.receive(prepare_pause.unwrap_or(usual))? {
             carry_out(order, file, connection, parker)?;
@@ -229,7 +216,7 @@ fn serve_daemon(connection: &DaemonConnection, parker: &mut Parker, version: u64
             if !publish_counters() {
                 parker.release_excess();
             }
-            if gate::state() == gate::OPEN {
+            if gate::state() == GateState::Open {
                 unmovable_memory::count_graph_memory();
             }
             if looked.is_none_or(|looked| looked.elapsed() >= OUTSIDE_PERIOD) {
@@ -237,13 +224,11 @@ fn serve_daemon(connection: &DaemonConnection, parker: &mut Parker, version: u64
                 outside_access::update_obstacles();
             }
         }
-        let mut wanted = WAITING_CALL.lock().unwrap_or_else(PoisonError::into_inner);
-        if gate::state() != gate::PARKED {
-            (*wanted, told) = (None, false);
+        if gate::state() != GateState::Parked {
+            daemon_link::forget_waiting_call();
+            told = false;
         }
-        let call = wanted.clone();
-        drop(wanted);
-        if let Some(call) = call.filter(|_| !told) {
+        if let Some(call) = daemon_link::waiting_call().filter(|_| !told) {
             told = true;
             connection.send(&ShimReport::Wants { call })?;
         }
@@ -254,7 +239,7 @@ fn serve_daemon(connection: &DaemonConnection, parker: &mut Parker, version: u64
 /// Keeps the calls of this thread from disturbing captures of the program.
 fn relax_capture_mode() {
     let mut relaxed = 2;
-    driver::cuThreadExchangeStreamCaptureMode(&raw mut relaxed);
+    driver::cuThreadExchangeStreamCaptureMode(&mut relaxed);
 }
 
 fn carry_out(
@@ -282,8 +267,7 @@ fn carry_out(
             Ok(())
         }
         ShimOrder::Park { id, deadline_ms, most } => {
-            let done = parker.park(Duration::from_millis(deadline_ms), most);
-            IS_PARKED.store(gate::state() == gate::PARKED, SeqCst);
+            let done = parker.park(ParkRequest { within: Duration::from_millis(deadline_ms), limit: limit_of(most) });
             connection.send(&match done {
                 Ok((bytes, took)) => ShimReport::Parked { id, bytes, took },
                 Err(why) => ShimReport::Refused { id, why },
@@ -291,7 +275,6 @@ fn carry_out(
         }
         ShimOrder::Resume { id } => {
             let done = parker.resume();
-            IS_PARKED.store(gate::state() == gate::PARKED, SeqCst);
             connection.send(&match done {
                 Ok((bytes, took)) => ShimReport::Resumed { id, bytes, took },
                 Err(why) => ShimReport::Refused { id, why },
@@ -310,8 +293,9 @@ fn carry_out(
             Ok(())
         }
         ShimOrder::Arena { bytes, filled } => {
+            let pages = if filled { FilePages::Present } else { FilePages::Absent };
             if let Some(file) = file
-                && let Err(why) = parker.arena().add_file(&file, bytes, filled)
+                && let Err(why) = parker.arena().add_file(&file, bytes, pages)
             {
                 log::once(&why);
             }
@@ -323,9 +307,17 @@ fn carry_out(
         },
         ShimOrder::Over { why } => {
             parker.lose_parked(&why);
-            IS_PARKED.store(gate::state() == gate::PARKED, SeqCst);
             Ok(())
         }
+    }
+}
+
+/// How much an order to park may move.
+fn limit_of(most: Option<u64>) -> ParkLimit {
+    match most {
+        None => ParkLimit::Unlimited,
+        Some(0) => ParkLimit::Nothing,
+        Some(most) => ParkLimit::AtMost(most),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The driver's own functions, and the structures they speak in.
 
-use crate::entry_points;
+use crate::loader_symbols;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -75,7 +75,8 @@ fn library() -> usize {
 pub fn find_function(name: &CStr) -> usize {
     match library() {
         0 => 0,
-        library => entry_points::real_dlsym(library as *mut c_void, name) as usize,
+        // SAFETY: `dlopen` returned the handle, and the library stays loaded.
+        library => unsafe { loader_symbols::real_dlsym(library as *mut c_void, name) as usize },
     }
 }
 
@@ -104,75 +105,101 @@ pub fn contains_address(address: usize) -> bool {
 
 /// Defines functions of the driver; one that is missing returns that it is not supported.
 macro_rules! driver {
-    ($($name:ident($($argument:ident: $type:ty),* $(,)?);)*) => {
-        $(
-            #[doc = concat!("The driver's `", stringify!($name), "`.")]
-            #[expect(non_snake_case, reason = "it is called what the driver calls it")]
-            pub fn $name($($argument: $type),*) -> u32 {
-                static FOUND: AtomicUsize = AtomicUsize::new(0);
-                let mut at = FOUND.load(Acquire);
-                if at == 0 {
-                    let name = concat!(stringify!($name), "\0");
-                    // SAFETY: the text ends with its only zero.
-                    at = find_function(unsafe { CStr::from_bytes_with_nul_unchecked(name.as_bytes()) });
-                    FOUND.store(at, Release);
-                }
-                if at == 0 {
-                    return NOT_SUPPORTED;
-                }
-                // SAFETY: it is the driver's function of that name, which has these arguments.
-                unsafe { std::mem::transmute::<usize, unsafe extern "C" fn($($type),*) -> u32>(at)($($argument),*) }
-            }
-        )*
+    ($($kind:ident $name:ident($($argument:ident: $type:ty),* $(,)?);)*) => {
+        $(driver_function! { $kind $name($($argument: $type),*) })*
     };
 }
 
+macro_rules! driver_function {
+    (safe $name:ident($($argument:ident: $type:ty),*)) => {
+        #[doc = concat!("The driver's `", stringify!($name), "`.")]
+        #[expect(non_snake_case, reason = "it is called what the driver calls it")]
+        pub fn $name($($argument: $type),*) -> u32 {
+            driver_call!($name($($argument: $type),*))
+        }
+    };
+    (raw $name:ident($($argument:ident: $type:ty),*)) => {
+        #[doc = concat!("The driver's `", stringify!($name), "`.")]
+        ///
+        /// # Safety
+        /// Pointers are as the driver's declaration asks for them.
+        #[expect(non_snake_case, reason = "it is called what the driver calls it")]
+        pub unsafe fn $name($($argument: $type),*) -> u32 {
+            driver_call!($name($($argument: $type),*))
+        }
+    };
+}
+
+macro_rules! driver_call {
+    ($name:ident($($argument:ident: $type:ty),*)) => {{
+        static FOUND: AtomicUsize = AtomicUsize::new(0);
+        let mut at = FOUND.load(Acquire);
+        if at == 0 {
+            let name = concat!(stringify!($name), "\0");
+            // SAFETY: the text ends with its only zero.
+            at = find_function(unsafe { CStr::from_bytes_with_nul_unchecked(name.as_bytes()) });
+            FOUND.store(at, Release);
+        }
+        if at == 0 {
+            return NOT_SUPPORTED;
+        }
+        // SAFETY: it is the driver's function of that name, which has these arguments: a reference is a pointer to it.
+        unsafe { std::mem::transmute::<usize, unsafe extern "C" fn($($type),*) -> u32>(at)($($argument),*) }
+    }};
+}
+
 driver! {
-    cuCtxDisablePeerAccess(context: usize);
-    cuCtxGetCurrent(place: *mut usize);
-    cuCtxGetDevice(place: *mut c_int);
-    cuCtxPopCurrent_v2(place: *mut usize);
-    cuCtxPushCurrent_v2(context: usize);
-    cuCtxRecordEvent(context: usize, event: usize);
-    cuCtxSynchronize();
-    cuDeviceGetCount(place: *mut c_int);
-    cuDeviceGetDefaultMemPool(place: *mut usize, device: c_int);
-    cuDeviceGetMemPool(place: *mut usize, device: c_int);
-    cuDeviceGetAttribute(place: *mut c_int, attribute: c_int, device: c_int);
-    cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, place: *mut c_void);
-    cuDeviceGraphMemTrim(device: c_int);
-    cuDeviceGetUuid_v2(place: *mut [u8; 16], device: c_int);
-    cuDevicePrimaryCtxGetState(device: c_int, flags: *mut u32, active: *mut c_int);
-    cuDevicePrimaryCtxRelease_v2(device: c_int);
-    cuDevicePrimaryCtxRetain(place: *mut usize, device: c_int);
-    cuEventCreate(place: *mut usize, flags: u32);
-    cuEventDestroy_v2(event: usize);
-    cuEventQuery(event: usize);
-    cuEventRecord(event: usize, stream: usize);
-    cuEventSynchronize(event: usize);
-    cuMemAddressFree(at: u64, bytes: usize);
-    cuMemAddressReserve(place: *mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
-    cuMemCreate(place: *mut u64, bytes: usize, properties: *const AllocationProperties, flags: u64);
-    cuMemExportToShareableHandle(place: *mut c_void, handle: u64, kind: c_int, flags: u64);
-    cuMemFree_v2(at: u64);
-    cuMemGetAllocationPropertiesFromHandle(place: *mut AllocationProperties, handle: u64);
-    cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
-    cuMemHostUnregister(at: *mut c_void);
-    cuMemHostRegister_v2(at: *mut c_void, bytes: usize, flags: u32);
-    cuMemImportFromShareableHandle(place: *mut u64, descriptor: *mut c_void, kind: c_int);
-    cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
-    cuMemRelease(handle: u64);
-    cuMemSetAccess(at: u64, bytes: usize, access: *const LocationAccess, count: usize);
-    cuMemUnmap(at: u64, bytes: usize);
-    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize);
-    cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize);
-    cuPointerGetAttribute(place: *mut c_void, attribute: c_int, at: u64);
-    cuStreamCreate(place: *mut usize, flags: u32);
-    cuStreamGetCtx(stream: usize, place: *mut usize);
-    cuStreamIsCapturing(stream: usize, status: *mut c_int);
-    cuStreamSynchronize(stream: usize);
-    cuStreamWaitEvent(stream: usize, event: usize, flags: u32);
-    cuThreadExchangeStreamCaptureMode(mode: *mut c_int);
+    safe cuCtxDisablePeerAccess(context: usize);
+    safe cuCtxGetCurrent(place: &mut usize);
+    safe cuCtxGetDevice(place: &mut c_int);
+    safe cuCtxPopCurrent_v2(place: &mut usize);
+    safe cuCtxPushCurrent_v2(context: usize);
+    safe cuCtxRecordEvent(context: usize, event: usize);
+    safe cuCtxSynchronize();
+    safe cuDeviceGetCount(place: &mut c_int);
+    safe cuDeviceGetDefaultMemPool(place: &mut usize, device: c_int);
+    safe cuDeviceGetMemPool(place: &mut usize, device: c_int);
+    safe cuDeviceGetAttribute(place: &mut c_int, attribute: c_int, device: c_int);
+    raw cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, place: *mut c_void);
+    safe cuDeviceGraphMemTrim(device: c_int);
+    safe cuDeviceGetUuid_v2(place: &mut [u8; 16], device: c_int);
+    safe cuDevicePrimaryCtxGetState(device: c_int, flags: &mut u32, active: &mut c_int);
+    safe cuDevicePrimaryCtxRelease_v2(device: c_int);
+    safe cuDevicePrimaryCtxRetain(place: &mut usize, device: c_int);
+    safe cuEventCreate(place: &mut usize, flags: u32);
+    safe cuEventDestroy_v2(event: usize);
+    safe cuEventQuery(event: usize);
+    safe cuEventRecord(event: usize, stream: usize);
+    safe cuEventSynchronize(event: usize);
+    safe cuMemAddressFree(at: u64, bytes: usize);
+    safe cuMemAddressReserve(place: &mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
+    safe cuMemCreate(place: &mut u64, bytes: usize, properties: &AllocationProperties, flags: u64);
+    raw cuMemExportToShareableHandle(place: *mut c_void, handle: u64, kind: c_int, flags: u64);
+    safe cuMemFree_v2(at: u64);
+    raw cuMemGetAllocationPropertiesFromHandle(place: *mut AllocationProperties, handle: u64);
+    safe cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
+    raw cuMemHostUnregister(at: *mut c_void);
+    raw cuMemHostRegister_v2(at: *mut c_void, bytes: usize, flags: u32);
+    raw cuMemImportFromShareableHandle(place: *mut u64, descriptor: *mut c_void, kind: c_int);
+    safe cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+    safe cuMemRelease(handle: u64);
+    raw cuMemSetAccess(at: u64, bytes: usize, access: *const LocationAccess, count: usize);
+    safe cuMemUnmap(at: u64, bytes: usize);
+    raw cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize);
+    raw cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize);
+    raw cuPointerGetAttribute(place: *mut c_void, attribute: c_int, at: u64);
+    safe cuStreamCreate(place: &mut usize, flags: u32);
+    safe cuStreamGetCtx(stream: usize, place: &mut usize);
+    safe cuStreamIsCapturing(stream: usize, status: &mut c_int);
+    safe cuStreamSynchronize(stream: usize);
+    safe cuStreamWaitEvent(stream: usize, event: usize, flags: u32);
+    safe cuThreadExchangeStreamCaptureMode(mode: &mut c_int);
+}
+
+/// Sets what GPUs may do with the memory that is mapped at an address.
+pub fn set_access(at: u64, bytes: usize, access: &[LocationAccess]) -> Result<(), u32> {
+    // SAFETY: the list has the length that is passed with it.
+    as_result(unsafe { cuMemSetAccess(at, bytes, access.as_ptr(), access.len()) })
 }
 
 /// The name of an error, for messages.
@@ -197,11 +224,16 @@ pub fn as_result(result: u32) -> Result<(), u32> {
     if result == SUCCESS { Ok(()) } else { Err(result) }
 }
 
+/// A `Result` as a result code.
+pub fn result_code(outcome: Result<(), u32>) -> u32 {
+    outcome.err().unwrap_or(SUCCESS)
+}
+
 /// The context that is current in this thread, and its GPU.
 pub fn current_context() -> Result<(usize, c_int), u32> {
     let (mut context, mut device) = (0, 0);
-    as_result(cuCtxGetDevice(&raw mut device))?;
-    as_result(cuCtxGetCurrent(&raw mut context))?;
+    as_result(cuCtxGetDevice(&mut device))?;
+    as_result(cuCtxGetCurrent(&mut context))?;
     Ok((context, device))
 }
 
@@ -210,6 +242,6 @@ pub fn with_context<T>(context: usize, body: impl FnOnce() -> Result<T, u32>) ->
     as_result(cuCtxPushCurrent_v2(context))?;
     let result = body();
     let mut gone = 0;
-    cuCtxPopCurrent_v2(&raw mut gone);
+    cuCtxPopCurrent_v2(&mut gone);
     result
 }

@@ -1,6 +1,6 @@
 //! How the shim treats each function of the driver, by its name without version suffix and form.
 
-use crate::lease_page::ParkObstacle;
+use crate::message::ParkObstacle;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
@@ -32,10 +32,28 @@ pub struct FunctionClass {
     pub gate_rule: GateRule,
     /// A successful call sets this obstacle.
     pub sets_obstacle: Option<ParkObstacle>,
-    /// A successful call counts this obstacle (true), or uncounts it (false).
-    pub counts_obstacle: Option<(ParkObstacle, bool)>,
-    /// It begins (true) or ends (false) a capture.
-    pub capture: Option<bool>,
+    /// A successful call counts or uncounts an obstacle.
+    pub counts_obstacle: Option<ObstacleCount>,
+    /// Whether it begins or ends a capture.
+    pub capture: Option<CaptureStep>,
+}
+
+/// How a successful call changes the count of an obstacle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObstacleCount {
+    /// One more: the obstacle stays until it was removed as often.
+    Add(ParkObstacle),
+    /// One less.
+    Remove(ParkObstacle),
+}
+
+/// What a function does to a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CaptureStep {
+    /// It begins one.
+    Begins,
+    /// It ends one.
+    Ends,
 }
 
 /// The name without `_v2`, `_ptsz` and `_ptds`.
@@ -215,12 +233,12 @@ const SETS_OBSTACLE: &[(&str, ParkObstacle)] = &[
     ("cuCtxEnablePeerAccess", ParkObstacle::Peers),
 ];
 
-/// Functions that do the same (true) until the matching function (false) was called as often.
-const COUNTS_OBSTACLE: &[(&str, ParkObstacle, bool)] = &[
-    ("cuImportExternalMemory", ParkObstacle::External, true),
-    ("cuDestroyExternalMemory", ParkObstacle::External, false),
-    ("cuImportExternalSemaphore", ParkObstacle::External, true),
-    ("cuDestroyExternalSemaphore", ParkObstacle::External, false),
+/// Functions that do the same until the matching function was called as often.
+const COUNTS_OBSTACLE: &[(&str, ObstacleCount)] = &[
+    ("cuImportExternalMemory", ObstacleCount::Add(ParkObstacle::External)),
+    ("cuDestroyExternalMemory", ObstacleCount::Remove(ParkObstacle::External)),
+    ("cuImportExternalSemaphore", ObstacleCount::Add(ParkObstacle::External)),
+    ("cuDestroyExternalSemaphore", ObstacleCount::Remove(ParkObstacle::External)),
 ];
 
 /// True if the effect of a function is known: its name is in a list here, or it has a known prefix and is in
@@ -231,7 +249,7 @@ fn is_known(base: &str) -> bool {
         || BASES.get_or_init(|| include_str!("driver_names.txt").lines().map(self::base_name).collect()).contains(base);
     STRAIGHT.contains(&base)
         || SETS_OBSTACLE.iter().any(|(name, _)| *name == base)
-        || COUNTS_OBSTACLE.iter().any(|(name, ..)| *name == base)
+        || COUNTS_OBSTACLE.iter().any(|(name, _)| *name == base)
         || (GATED.iter().any(|begin| base.starts_with(begin)) && was_there())
 }
 
@@ -257,6 +275,11 @@ const DESTROYING: &[&str] = &[
 /// True if a function only destroys something.
 pub fn only_destroys(base: &str) -> bool {
     DESTROYING.contains(&base)
+}
+
+/// True if a function only asks, or waits, whether the GPU is done: while the memory is away it always is.
+pub fn only_waits(base: &str) -> bool {
+    matches!(base, "cuStreamQuery" | "cuStreamSynchronize" | "cuEventQuery" | "cuEventSynchronize" | "cuCtxSynchronize")
 }
 
 /// True if the call can be done later, if it cannot be done now: the program may go on meanwhile.
@@ -298,20 +321,21 @@ pub fn classify(base: &str) -> FunctionClass {
     };
     let sets_obstacle = SETS_OBSTACLE.iter().find(|(name, _)| *name == base).map(|(_, reason)| *reason);
     let capture = match base {
-        _ if base.starts_with("cuStreamBeginCapture") || base.starts_with("cuStreamBeginRecapture") => Some(true),
-        "cuStreamEndCapture" => Some(false),
+        _ if base.starts_with("cuStreamBeginCapture") || base.starts_with("cuStreamBeginRecapture") => {
+            Some(CaptureStep::Begins)
+        }
+        "cuStreamEndCapture" => Some(CaptureStep::Ends),
         _ => None,
     };
-    let counts_obstacle =
-        COUNTS_OBSTACLE.iter().find(|(name, ..)| *name == base).map(|(_, reason, begins)| (*reason, *begins));
+    let counts_obstacle = COUNTS_OBSTACLE.iter().find(|(name, _)| *name == base).map(|(_, change)| *change);
     FunctionClass { gate_rule, sets_obstacle, counts_obstacle, capture }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        ALWAYS_ANSWERED, BTreeSet, COUNTS_OBSTACLE, DESTROYING, GATED, GateRule, SETS_OBSTACLE, STRAIGHT, base_name,
-        classify, stack_words,
+        ALWAYS_ANSWERED, BTreeSet, COUNTS_OBSTACLE, CaptureStep, DESTROYING, GATED, GateRule, SETS_OBSTACLE, STRAIGHT,
+        base_name, classify, stack_words,
     };
 
     #[test]
@@ -354,7 +378,7 @@ mod tests {
         assert!(
             classify("cuLibraryGetManaged").sets_obstacle.is_some() && classify("cuMemAlloc").sets_obstacle.is_none()
         );
-        assert_eq!(classify("cuStreamBeginCaptureToGraph").capture, Some(true));
+        assert_eq!(classify("cuStreamBeginCaptureToGraph").capture, Some(CaptureStep::Begins));
         assert_eq!(
             (stack_words("cuLaunchKernel"), stack_words("cuMemAlloc"), stack_words("cuSomethingNew")),
             (5, 0, 12)
@@ -403,7 +427,7 @@ mod tests {
         let names = STRAIGHT.iter().chain(ALWAYS_ANSWERED).chain(DESTROYING).copied();
         let names = names
             .chain(SETS_OBSTACLE.iter().map(|(name, _)| *name))
-            .chain(COUNTS_OBSTACLE.iter().map(|(name, ..)| *name));
+            .chain(COUNTS_OBSTACLE.iter().map(|(name, _)| *name));
         for name in names {
             assert!(exported.contains(name), "{name} is not exported: a typing error?");
         }

@@ -1,8 +1,8 @@
 //! The gate: calls that touch the GPU pass it, and wait while it is closed.
 //!
-//! Every thread has a seat in which it records whether it is inside. To close the gate, a thread sets its state and
-//! waits until no thread is inside. A thread writes only its own seat, so passing costs two stores and a load. Threads
-//! of the shim itself always pass.
+//! Every thread has a seat in which it records whether it is inside. To close the gate, the control thread sets its
+//! state and waits until no thread is inside. A thread writes only its own seat, so passing costs two stores and a load.
+//! Threads of the shim itself always pass.
 //!
 //! A call sees the memory as away or present as it was when the call came in: that does not change while the call is
 //! inside, even if the gate is already closing.
@@ -12,83 +12,54 @@
 //!
 //! ```text
 //!            captures are open                none is
-//!   OPEN ──► FINISHING ─────────────────────► MOVING ──► no thread is inside: closed
+//!   Open ──► AwaitingCaptures ──────────────► Moving ──► no thread is inside: closed
 //!            all pass, but a new capture      all wait
 //!            first waits for `CAPTURE_DELAY`
 //! ```
 //! The wait before a new capture is short, because the thread with an open capture may be waiting for that very thread.
+//! All states, and the changes between them, are in [`state`].
 
-use crate::control_thread;
-use crate::deferred_calls;
-use crate::function_class::{GateRule, WORDS_MAX};
-use crate::hook::{self, HookSlot};
+mod seats;
+mod signals;
+mod state;
+
+pub use seats::thread_seats;
+pub use state::GateState;
+
+use crate::daemon_link;
+use crate::driver;
+use crate::function_class::{CaptureStep, GateRule, ObstacleCount, WORDS_MAX};
 use crate::lease_page;
 use crate::log;
-use crate::replacements;
+use crate::message::ParkObstacle;
+use crate::slots::{self, HookSlot, WithoutContext};
+use seats::{SeatState, ThreadSeat, increment};
+use signals::SignalWait;
+use state::AtomicGateState;
 use std::cell::Cell;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 use std::time::{Duration, Instant};
 
 /// A waiting thread reads the gate again this often, in case it missed a wake-up.
 const RECHECK_PERIOD: Duration = Duration::from_millis(200);
 
-/// The gate is open; the other states say why it is not.
-pub const OPEN: u32 = 0;
-/// The memory is being moved: calls wait, and they do not ask for a resume.
-pub const MOVING: u32 = 1;
-/// The memory is not on the GPU; a call that needs it asks for a resume.
-pub const PARKED: u32 = 2;
-/// The memory was parked when its lease ended and no longer exists: a call that needs it fails.
-pub const LOST: u32 = 3;
-/// The gate closes when the open captures have ended. Until then all calls pass, but a thread that would begin another
-/// capture waits for [`CAPTURE_DELAY`] first.
-const AWAITING_CAPTURES: u32 = 4;
-
 /// How long the start of a capture is delayed so that others can end first. Those rarely take longer than a few
 /// milliseconds. If a thread with an open capture waits for the delayed thread, it loses no more than this.
 const CAPTURE_DELAY: Duration = Duration::from_millis(10);
 
-static GATE: AtomicU32 = AtomicU32::new(OPEN);
+static GATE: AtomicGateState = AtomicGateState::new();
 /// Not zero while the memory is away and the driver has also taken the context: a call to the driver would then hang.
 pub static CONTEXT_AWAY: OwnCacheLine = OwnCacheLine(AtomicU32::new(0));
 
 /// A number that every call reads and that is rarely written: nothing else shares its cache line.
 #[repr(align(128))]
 pub struct OwnCacheLine(AtomicU32);
-static SEATS: Mutex<Vec<&'static ThreadSeat>> = Mutex::new(Vec::new());
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 /// Threads that wait for the GPU to finish all work it was given.
 static WAITING_FOR_GPU: AtomicU32 = AtomicU32::new(0);
-/// How many times SIGINT or SIGTERM came while a thread waited.
-static SIGNALS_CAME: AtomicU32 = AtomicU32::new(0);
 /// True in a forked child, where the shim does nothing.
 static DISARMED: AtomicBool = AtomicBool::new(false);
-
-/// No call of the thread is past the gate.
-const OUTSIDE: u32 = 0;
-/// A call of the thread is past the gate.
-const INSIDE: u32 = 1;
-/// A call is past the gate that may wait for earlier work of the GPU: a copy to memory of the program.
-const COPYING: u32 = 2;
-
-/// A thread's own counters. They outlive the thread, and the next thread gets the seat.
-#[derive(Default)]
-#[repr(align(128))]
-pub struct ThreadSeat {
-    /// [`OUTSIDE`], [`INSIDE`] or [`COPYING`].
-    inside: AtomicU32,
-    is_taken: AtomicBool,
-    /// Kernels and graphs launched.
-    pub launches: AtomicU64,
-    /// Copies and fills.
-    pub copies: AtomicU64,
-    /// Bytes that copies were to move.
-    pub copied: AtomicU64,
-    /// Calls that failed.
-    pub errors: AtomicU64,
-}
 
 /// What a thread knows about itself. It has no destructor, so it is valid until the thread's last call.
 struct ThreadState {
@@ -107,12 +78,31 @@ struct ThreadState {
 }
 
 impl ThreadState {
+    /// The thread's seat; takes one if it has none.
+    fn seat(&self) -> &'static ThreadSeat {
+        self.seat.get().unwrap_or_else(|| self.take_seat())
+    }
+
+    #[cold]
+    fn take_seat(&self) -> &'static ThreadSeat {
+        // From now on the end of the thread is noticed, unless it is ending already.
+        let _ = ENDING.try_with(|_| ());
+        let seat = ThreadSeat::take();
+        self.seat.set(Some(seat));
+        seat
+    }
+
     /// Frees the seat for the next thread.
     fn free_seat(&self) {
         if let Some(seat) = self.seat.take() {
-            seat.inside.store(OUTSIDE, Release);
-            seat.is_taken.store(false, Release);
+            seat.free();
         }
+    }
+
+    /// Notes that a call is past the gate.
+    fn begin_call(&self, number: u32) {
+        self.depth.set(1);
+        self.slot.set(number as usize);
     }
 }
 
@@ -145,32 +135,6 @@ thread_local! {
     static ENDING: ThreadEnd = const { ThreadEnd };
 }
 
-fn take_seat(own: &ThreadState) -> &'static ThreadSeat {
-    if let Some(seat) = own.seat.get() {
-        return seat;
-    }
-    // From now on the end of the thread is noticed, unless it is ending already.
-    let _ = ENDING.try_with(|_| ());
-    let mut seats = SEATS.lock().unwrap_or_else(PoisonError::into_inner);
-    let free = seats.iter().find(|seat| seat.is_taken.compare_exchange(false, true, SeqCst, SeqCst).is_ok());
-    let seat = match free.copied() {
-        Some(seat) => seat,
-        None => {
-            let seat: &'static ThreadSeat = Box::leak(Box::default());
-            seat.is_taken.store(true, Release);
-            seats.push(seat);
-            seat
-        }
-    };
-    own.seat.set(Some(seat));
-    seat
-}
-
-/// All seats, for counting.
-pub fn thread_seats() -> Vec<&'static ThreadSeat> {
-    SEATS.lock().unwrap_or_else(PoisonError::into_inner).clone()
-}
-
 /// Makes this thread one of the shim's: it always passes.
 pub fn exempt_this_thread() {
     OWN.with(|own| own.is_exempt.set(true));
@@ -178,7 +142,7 @@ pub fn exempt_this_thread() {
 
 /// The slot of this thread's current call.
 pub fn current_slot() -> &'static HookSlot {
-    OWN.with(|own| hook::slot(own.slot.get()))
+    OWN.with(|own| slots::slot(own.slot.get()))
 }
 
 /// The number of the slot of this thread's current call.
@@ -192,11 +156,6 @@ pub fn as_call(number: usize, body: impl FnOnce()) {
     body();
 }
 
-/// Adds one to a counter that other threads only read.
-fn increment(number: &AtomicU64) {
-    number.store(number.load(Relaxed) + 1, Relaxed);
-}
-
 /// Where a call goes: an address and how many words of the stack its arguments may take; or address zero, and the
 /// result to return.
 #[repr(C)]
@@ -205,98 +164,127 @@ pub struct CallTarget {
     stack_words: usize,
 }
 
-/// A call comes in, with its arguments in the words below `frame`. `frame` is read only for functions that copy.
-pub extern "C" fn enter(number: u32, frame: *const usize) -> CallTarget {
-    let slot = hook::slot(number as usize);
+/// A call comes in, with its arguments in the words below `frame`.
+///
+/// # Safety
+/// `frame` is read only for functions that copy: if the slot is of one, the words are the arguments of such a call.
+pub unsafe extern "C" fn enter(number: u32, frame: *const usize) -> CallTarget {
+    let slot = slots::slot(number as usize);
     let stack_words = slot.stack_words().min(WORDS_MAX);
     OWN.with(|own| {
         if own.is_exempt.get() || own.depth.get() > 0 || DISARMED.load(Relaxed) {
             own.depth.set(own.depth.get() + 1);
             return CallTarget { target: slot.real(), stack_words };
         }
-        let seat = take_seat(own);
-        let mut inside = INSIDE;
+        let seat = own.seat();
+        let mut seat_state = SeatState::Inside;
         match slot.gate_rule() {
             GateRule::Launch => increment(&seat.launches),
             GateRule::Copy => {
                 increment(&seat.copies);
-                // SAFETY: this is a call of a function that copies, with the arguments of one.
-                let bytes = unsafe { slot.copy_size().bytes(frame) };
-                seat.copied.store(seat.copied.load(Relaxed).wrapping_add(bytes), Relaxed);
-                inside = COPYING;
+                // SAFETY: this is a call of a function that copies, and the caller promises its arguments.
+                seat.add_copied(unsafe { slot.copy_size().bytes(frame) });
+                seat_state = SeatState::Copying;
             }
             _ => {}
         }
-        let mut has_waited = false;
-        loop {
-            seat.inside.swap(inside, SeqCst);
-            let state = GATE.load(SeqCst);
-            // Some calls know what to do while the memory is away.
-            let is_away = state == PARKED || state == LOST;
-            let is_answered = is_away && slot.gate_rule() == GateRule::Anytime;
-            if state == OPEN || (is_answered && !is_context_away()) {
-                own.is_away.set(is_away);
-                break;
-            }
-            if state == AWAITING_CAPTURES {
-                // A thread that has a capture open would only wait for itself.
-                if has_waited || !slot.begins_capture() || own.captures.get() > 0 {
-                    own.is_away.set(false);
-                    break;
-                }
-                has_waited = true;
-                seat.inside.store(OUTSIDE, SeqCst);
-                wait_for_captures(Instant::now() + CAPTURE_DELAY);
-                continue;
-            }
-            if is_answered && slot.is_deferrable() {
-                // A program that ends does not wait for a GPU.
-                own.depth.set(1);
-                own.slot.set(number as usize);
-                return CallTarget { target: deferred_calls::defer as *const () as usize, stack_words: 0 };
-            }
-            seat.inside.store(OUTSIDE, SeqCst);
-            if is_answered && let Some(target) = replacements::context_away::find_answer(slot.name()) {
-                own.is_away.set(true);
-                own.slot.set(number as usize);
-                return CallTarget { target, stack_words: 0 };
-            }
-            if let Err(answer) = wait_at_gate(slot) {
-                return CallTarget { target: 0, stack_words: answer as usize };
-            }
+        seat.state.go_in(seat_state);
+        let state = GATE.load();
+        if state == GateState::Open {
+            own.is_away.set(false);
+        } else if let Some(elsewhere) = pass_closed(own, seat, slot, number, seat_state, state) {
+            return elsewhere;
         }
-        own.depth.set(1);
-        own.slot.set(number as usize);
+        own.begin_call(number);
         if slot.begins_capture() {
             own.captures.set(own.captures.get() + 1);
             begin_capture();
         }
         if slot.gate_rule() == GateRule::Unknown {
-            lease_page::set_obstacle(lease_page::ParkObstacle::UnknownCall, slot.name());
+            lease_page::set_obstacle(ParkObstacle::UnknownCall, slot.name());
         }
         CallTarget { target: slot.target(), stack_words }
     })
 }
 
+/// The gate was not open when a call came in. Returns `None` when the call may go to its slot's target: its thread is
+/// then inside. Otherwise returns where the call goes instead.
+#[cold]
+fn pass_closed(
+    own: &ThreadState,
+    seat: &ThreadSeat,
+    slot: &HookSlot,
+    number: u32,
+    seat_state: SeatState,
+    mut state: GateState,
+) -> Option<CallTarget> {
+    let mut has_waited = false;
+    loop {
+        // Some calls know what to do while the memory is away.
+        let is_away = matches!(state, GateState::Parked | GateState::Lost);
+        let is_answered = is_away && slot.gate_rule() == GateRule::Anytime;
+        match state {
+            GateState::Open => {
+                own.is_away.set(false);
+                return None;
+            }
+            GateState::AwaitingCaptures => {
+                // A thread that has a capture open would only wait for itself.
+                if has_waited || !slot.begins_capture() || own.captures.get() > 0 {
+                    own.is_away.set(false);
+                    return None;
+                }
+                has_waited = true;
+                seat.state.step_back();
+                wait_for_captures(Instant::now() + CAPTURE_DELAY);
+            }
+            GateState::Moving | GateState::Parked | GateState::Lost => {
+                if is_answered && !is_context_away() {
+                    own.is_away.set(true);
+                    return None;
+                }
+                let without_context = if is_answered { slot.without_context() } else { WithoutContext::Waits };
+                if let WithoutContext::Defers(target) = without_context {
+                    // A program that ends does not wait for a GPU.
+                    own.begin_call(number);
+                    return Some(CallTarget { target, stack_words: 0 });
+                }
+                seat.state.step_back();
+                if let WithoutContext::Answers(target) = without_context {
+                    own.is_away.set(true);
+                    own.slot.set(number as usize);
+                    return Some(CallTarget { target, stack_words: 0 });
+                }
+                if let Err(answer) = wait_at_gate(slot) {
+                    return Some(CallTarget { target: 0, stack_words: answer as usize });
+                }
+            }
+        }
+        seat.state.go_in(seat_state);
+        state = GATE.load();
+    }
+}
+
 /// A call is over.
 pub extern "C" fn leave(number: u32, result: u32) {
     OWN.with(|own| {
+        // Zero for a call that was answered without going inside.
         let depth = own.depth.get().saturating_sub(1);
         own.depth.set(depth);
         if depth > 0 || own.is_exempt.get() {
             return;
         }
-        let slot = hook::slot(number as usize);
-        slot.call_ended(result);
+        let slot = slots::slot(number as usize);
+        account_for(slot, result);
         if let Some(seat) = own.seat.get() {
             if result != 0 && slot.is_error(result) {
                 increment(&seat.errors);
                 lease_page::count_error(result);
-                if result == crate::driver::OUT_OF_MEMORY {
+                if result == driver::OUT_OF_MEMORY {
                     lease_page::note_out_of_memory();
                 }
             }
-            seat.inside.store(OUTSIDE, Release);
+            seat.state.leave();
         }
         if own.is_ending.get() {
             own.free_seat();
@@ -304,27 +292,56 @@ pub extern "C" fn leave(number: u32, result: u32) {
     });
 }
 
+/// Accounts for a call that is over: its capture, and what it means for parks.
+fn account_for(slot: &HookSlot, result: u32) {
+    let Some(constants) = slot.constants() else { return };
+    match constants.capture {
+        // The capture was counted before it began.
+        Some(CaptureStep::Begins) if result != driver::SUCCESS => end_capture(),
+        // These results leave the capture as it was.
+        Some(CaptureStep::Ends) if ![1, 3, 201, 400, 401, 903, 908].contains(&result) => end_capture(),
+        _ => {}
+    }
+    if result != driver::SUCCESS {
+        return;
+    }
+    if let Some(reason) = constants.sets_obstacle {
+        lease_page::set_obstacle(reason, &constants.name);
+    }
+    match constants.counts_obstacle {
+        Some(ObstacleCount::Add(reason)) => lease_page::count_obstacle(reason, &constants.name),
+        Some(ObstacleCount::Remove(reason)) => lease_page::uncount_obstacle(reason),
+        None => {}
+    }
+}
+
 /// True if the driver has taken the context, too.
 pub fn is_context_away() -> bool {
     CONTEXT_AWAY.0.load(SeqCst) != 0
 }
 
-/// Sets whether the driver has the context. No thread is inside meanwhile: the gate is closed, or the driver has given
-/// the context back.
-pub fn set_context_away(is: bool) {
-    CONTEXT_AWAY.0.store(is.into(), SeqCst);
-    futex_wake(&GATE);
+/// The driver takes the context from now on.
+pub fn note_context_away(_closed: &ClosedGate) {
+    CONTEXT_AWAY.0.store(1, SeqCst);
+    GATE.wake();
+}
+
+/// The driver has given the context back.
+pub fn note_context_back(_closed: &ClosedGate) {
+    CONTEXT_AWAY.0.store(0, SeqCst);
+    GATE.wake();
 }
 
 /// Holds a call that passes without the gate until the context is back, if it must wait. Returns [`GO_ON`], or the
 /// result to return to the program.
 pub extern "C" fn wait_for_context(number: u32) -> u32 {
-    let name = hook::slot(number as usize).name();
+    let slot = slots::slot(number as usize);
     // A program that polls, or waits for what is done already, needs nothing from the driver.
-    if state() == PARKED && is_context_away() && replacements::context_away::only_waits(name) {
-        return crate::driver::SUCCESS;
+    let succeeds = slot.without_context() == WithoutContext::Succeeds;
+    if succeeds && state() == GateState::Parked && is_context_away() {
+        return driver::SUCCESS;
     }
-    await_context(name).err().unwrap_or(GO_ON)
+    await_context(slot.name()).err().unwrap_or(GO_ON)
 }
 
 /// Not a result code of the driver.
@@ -343,148 +360,51 @@ pub fn await_context(call: &str) -> Result<(), u32> {
 fn wait_at_gate(slot: &HookSlot) -> Result<(), u32> {
     let is_anytime = slot.gate_rule() == GateRule::Anytime;
     let may_pass = |state| match state {
-        OPEN | AWAITING_CAPTURES => true,
-        MOVING => false,
-        _ => is_anytime && !is_context_away(),
+        GateState::Open | GateState::AwaitingCaptures => true,
+        GateState::Moving => false,
+        GateState::Parked | GateState::Lost => is_anytime && !is_context_away(),
     };
     wait_while(slot.name(), |state| !may_pass(state))
 }
 
 /// True if the memory was away when the current call came in; for a thread of the shim, if it is away now.
 pub fn is_away() -> bool {
-    OWN.with(|own| if own.is_exempt.get() { state() == PARKED } else { own.is_away.get() })
+    OWN.with(|own| if own.is_exempt.get() { state() == GateState::Parked } else { own.is_away.get() })
 }
 
 /// Waits while `is_closed` is true of the gate. Returns an error if the memory is lost, or if the program was told to
 /// stop meanwhile.
-fn wait_while(call: &str, is_closed: impl Fn(u32) -> bool) -> Result<(), u32> {
+fn wait_while(call: &str, is_closed: impl Fn(GateState) -> bool) -> Result<(), u32> {
     // Kept from the first check to the last, so that a signal between two checks still ends the wait.
     let mut watch = None;
     loop {
-        let state = GATE.load(SeqCst);
+        let state = GATE.load();
         if !is_closed(state) {
             return Ok(());
         }
-        if state == LOST {
-            return Err(crate::driver::DEVICE_UNAVAILABLE);
+        if state == GateState::Lost {
+            return Err(driver::DEVICE_UNAVAILABLE);
         }
         let watch = watch.get_or_insert_with(SignalWait::begin);
-        if state == PARKED {
-            control_thread::note_waiting_call(call);
+        if state == GateState::Parked {
+            daemon_link::note_waiting_call(call);
         }
         log_wait(state);
-        futex_wait(&GATE, state, RECHECK_PERIOD);
+        GATE.wait(state, RECHECK_PERIOD);
         // A signal that came after the gate opened again is no reason to fail.
-        if watch.was_interrupted() && is_closed(GATE.load(SeqCst)) {
+        if watch.was_interrupted() && is_closed(GATE.load()) {
             // The result of a call that the operating system stopped.
-            return Err(crate::driver::OPERATING_SYSTEM);
+            return Err(driver::OPERATING_SYSTEM);
         }
     }
 }
 
-fn log_wait(state: u32) {
+fn log_wait(state: GateState) {
     // The wrapper, or the service on its terminal, reports that the program is parked.
-    if state == PARKED && !control_thread::is_connected() {
+    if state == GateState::Parked && !daemon_link::is_connected() {
         log::once(
             "this program is parked, and the service that parked it is not there: it goes on when the service is back",
         );
-    }
-}
-
-/// While a thread waits, SIGINT and SIGTERM end the wait and then have the effect that the program set for them.
-struct SignalWait {
-    /// How many signals had come when the wait began.
-    signals: u32,
-}
-
-/// How many threads wait, and the program's own signal actions meanwhile. Both are under one lock, so that the shim's
-/// action is never taken for the program's.
-struct SavedSignalActions {
-    waiting: u32,
-    old: [Option<libc::sigaction>; 2],
-}
-
-static SAVED_ACTIONS: Mutex<SavedSignalActions> = Mutex::new(SavedSignalActions { waiting: 0, old: [None; 2] });
-const SIGNALS: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
-/// The program's handlers, for the shim's handler to call: addresses, or values that are no handler.
-static HANDLERS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-static HANDLER_FLAGS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
-
-impl SignalWait {
-    fn begin() -> SignalWait {
-        let signals = SIGNALS_CAME.load(SeqCst);
-        let mut saved = SAVED_ACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
-        saved.waiting += 1;
-        if saved.waiting == 1 {
-            for (place, signal) in SIGNALS.iter().enumerate() {
-                saved.old[place] = replace_handler(place, *signal);
-            }
-        }
-        SignalWait { signals }
-    }
-
-    fn was_interrupted(&self) -> bool {
-        SIGNALS_CAME.load(SeqCst) != self.signals
-    }
-}
-
-impl Drop for SignalWait {
-    fn drop(&mut self) {
-        let mut saved = SAVED_ACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
-        saved.waiting -= 1;
-        if saved.waiting > 0 {
-            return;
-        }
-        for (place, signal) in SIGNALS.iter().enumerate() {
-            let Some(action) = saved.old[place].take() else { continue };
-            // SAFETY: actions are plain numbers, and the old one was the program's.
-            unsafe {
-                let mut now: libc::sigaction = std::mem::zeroed();
-                libc::sigaction(*signal, std::ptr::null(), &raw mut now);
-                // An action that the program has set meanwhile stays.
-                if now.sa_sigaction == handle_signal as *const () as usize {
-                    libc::sigaction(*signal, &raw const action, std::ptr::null_mut());
-                }
-            }
-        }
-    }
-}
-
-/// Replaces the program's handler by the shim's; a signal without a handler keeps its effect.
-fn replace_handler(place: usize, signal: i32) -> Option<libc::sigaction> {
-    // SAFETY: actions are plain numbers; our handler does only what a handler may.
-    unsafe {
-        let mut old: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(signal, std::ptr::null(), &raw mut old);
-        // A program that saved the shim's handler during a wait may have restored it; that handler calls the program's
-        // already.
-        let is_ours = old.sa_sigaction == handle_signal as *const () as usize;
-        if is_ours || old.sa_sigaction == libc::SIG_DFL || old.sa_sigaction == libc::SIG_IGN {
-            return None;
-        }
-        HANDLERS[place].store(old.sa_sigaction, SeqCst);
-        HANDLER_FLAGS[place].store(old.sa_flags as u32, SeqCst);
-        let mut own = old;
-        own.sa_sigaction = handle_signal as *const () as usize;
-        own.sa_flags = (old.sa_flags | libc::SA_SIGINFO) & !libc::SA_RESETHAND;
-        (libc::sigaction(signal, &raw const own, std::ptr::null_mut()) == 0).then_some(old)
-    }
-}
-
-extern "C" fn handle_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    SIGNALS_CAME.fetch_add(1, SeqCst);
-    futex_wake(&GATE);
-    let place = usize::from(signal == SIGNALS[1]);
-    let (handler, flags) = (HANDLERS[place].load(SeqCst), HANDLER_FLAGS[place].load(SeqCst));
-    // SAFETY: it is the program's handler, called as it asked to be.
-    unsafe {
-        if flags & libc::SA_SIGINFO as u32 != 0 {
-            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = std::mem::transmute(handler);
-            handler(signal, info, context);
-        } else {
-            let handler: extern "C" fn(i32) = std::mem::transmute(handler);
-            handler(signal);
-        }
     }
 }
 
@@ -498,28 +418,21 @@ fn begin_capture() {
 
 /// Counts a capture that has ended or did not begin. If the gate waits for the last one, it closes now, before another
 /// capture can begin.
-pub fn end_capture() {
+fn end_capture() {
     OWN.with(|own| own.captures.set(own.captures.get().saturating_sub(1)));
     if CAPTURES.fetch_update(SeqCst, SeqCst, |open| open.checked_sub(1)) == Ok(1) {
-        close_after_captures();
-    }
-}
-
-/// Nothing is captured: if the gate waits for that, no call comes in from now on.
-fn close_after_captures() {
-    if GATE.compare_exchange(AWAITING_CAPTURES, MOVING, SeqCst, SeqCst).is_ok() {
-        futex_wake(&GATE);
+        GATE.close_after_captures();
     }
 }
 
 /// Waits until the gate is no longer waiting for captures (it is closing, or open again), or until the deadline.
 fn wait_for_captures(deadline: Instant) {
-    while GATE.load(SeqCst) == AWAITING_CAPTURES {
+    while GATE.load() == GateState::AwaitingCaptures {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return;
         }
-        futex_wait(&GATE, AWAITING_CAPTURES, left);
+        GATE.wait(GateState::AwaitingCaptures, left);
     }
 }
 
@@ -537,14 +450,8 @@ pub fn unless_capturing(wait: impl FnOnce() -> u32) -> Option<u32> {
 }
 
 /// The state of the gate.
-pub fn state() -> u32 {
-    GATE.load(Acquire)
-}
-
-/// Opens the gate, or marks the memory as away.
-pub fn set_state(state: u32) {
-    GATE.store(state, SeqCst);
-    futex_wake(&GATE);
+pub fn state() -> GateState {
+    GATE.load()
 }
 
 /// How long closing took until no thread was inside, in three parts: open captures, calls that were inside, and copies
@@ -559,32 +466,81 @@ pub struct ClosingTimes {
     pub copies: Duration,
 }
 
+/// The gate is closed: no call of the program is inside, and none comes in. Ends with one of its functions.
+#[derive(Debug)]
+#[must_use = "the gate stays closed until it is told how the move ended"]
+pub struct ClosedGate {
+    before: GateState,
+    /// How long closing took.
+    pub took: ClosingTimes,
+    is_finished: bool,
+}
+
+impl ClosedGate {
+    /// The memory is on the GPU: calls pass.
+    pub fn open(self) {
+        self.finish(GateState::Open);
+    }
+
+    /// The memory is away.
+    pub fn park(self) {
+        self.finish(GateState::Parked);
+    }
+
+    /// The memory was away, and no longer exists.
+    pub fn lose(self) {
+        self.finish(GateState::Lost);
+    }
+
+    /// Nothing was moved: the gate is as it was before it closed.
+    pub fn restore(self) {
+        let before = self.before;
+        self.finish(before);
+    }
+
+    fn finish(mut self, to: GateState) {
+        self.is_finished = true;
+        GATE.finish_move(to);
+    }
+}
+
+impl Drop for ClosedGate {
+    fn drop(&mut self) {
+        // Where the memory is now is not known, so calls go on waiting.
+        debug_assert!(self.is_finished || std::thread::panicking(), "a move was left without saying how it ended");
+        if !self.is_finished {
+            log::once("a move of memory was not finished: this program waits, and has to be restarted");
+        }
+    }
+}
+
 /// Closes the gate and waits until no thread is inside and no capture is open. Returns `None` at the deadline; the gate
 /// is then as it was before.
-pub fn close(deadline: Instant) -> Option<ClosingTimes> {
+pub fn close(deadline: Instant) -> Option<ClosedGate> {
     let before = state();
     let mut took = ClosingTimes::default();
     loop {
         let begun = Instant::now();
         match before {
-            OPEN if !finish_captures(deadline) => return None,
-            OPEN => {}
+            GateState::Open if !finish_captures(deadline) => return None,
+            GateState::Open => {}
             // While the memory is away nothing is captured.
-            _ => GATE.store(MOVING, SeqCst),
+            _ if state() == before => GATE.begin_move(),
+            _ => {}
         }
         took.captures += begun.elapsed();
         let closing = Instant::now();
-        let are_out = await_seats(|inside| inside != INSIDE, deadline);
+        let are_out = await_seats(|seat| !seat.state.is(SeatState::Inside), deadline);
         took.calls += closing.elapsed();
         let copying = Instant::now();
-        let is_quiet = are_out && await_seats(|inside| inside == OUTSIDE, deadline);
+        let is_quiet = are_out && await_seats(|seat| seat.state.is(SeatState::Outside), deadline);
         took.copies += copying.elapsed();
         // A thread that was inside may just have begun a capture.
         if is_quiet && !is_capturing() {
-            return Some(took);
+            return Some(ClosedGate { before, took, is_finished: false });
         }
         if Instant::now() >= deadline {
-            set_state(before);
+            GATE.finish_move(before);
             return None;
         }
     }
@@ -593,24 +549,20 @@ pub fn close(deadline: Instant) -> Option<ClosingTimes> {
 /// Waits until the open captures have ended; from that moment on no call comes in. Returns false at the deadline; the
 /// gate is then open.
 fn finish_captures(deadline: Instant) -> bool {
-    set_state(AWAITING_CAPTURES);
+    GATE.await_captures();
     if !is_capturing() {
-        close_after_captures();
+        GATE.close_after_captures();
     }
     wait_for_captures(deadline);
     // The last one may end at this very moment.
-    let has_given_up = GATE.compare_exchange(AWAITING_CAPTURES, OPEN, SeqCst, SeqCst).is_ok();
-    if has_given_up {
-        futex_wake(&GATE);
-    }
-    !has_given_up
+    !GATE.stop_awaiting()
 }
 
 /// Waits until `is` is true of every seat, or until the deadline. Returns whether it is.
-fn await_seats(is: impl Fn(u32) -> bool, deadline: Instant) -> bool {
+fn await_seats(is: impl Fn(&ThreadSeat) -> bool, deadline: Instant) -> bool {
     for seat in thread_seats() {
         let mut looks = 0_u32;
-        while !is(seat.inside.load(SeqCst)) {
+        while !is(seat) {
             if Instant::now() >= deadline {
                 return false;
             }
@@ -629,7 +581,7 @@ fn await_seats(is: impl Fn(u32) -> bool, deadline: Instant) -> bool {
 /// Turns the shim off in a forked child.
 pub fn disarm() {
     DISARMED.store(true, SeqCst);
-    GATE.store(OPEN, SeqCst);
+    GATE.open_in_child();
 }
 
 /// True in a forked child.
@@ -637,87 +589,31 @@ pub fn is_disarmed() -> bool {
     DISARMED.load(Relaxed)
 }
 
-fn futex_wait(word: &AtomicU32, value: u32, within: Duration) {
-    let time = libc::timespec { tv_sec: within.as_secs() as libc::time_t, tv_nsec: within.subsec_nanos().into() };
-    // SAFETY: the word and the time live until the call returns.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-            value,
-            &raw const time,
-        )
-    };
-}
-
-fn futex_wake(word: &AtomicU32) {
-    // SAFETY: the word lives until the call returns.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX) };
-}
-
 /// Held by each test that closes the gate, because there is only one gate.
 #[cfg(test)]
 pub fn lock_gate_for_test() -> std::sync::MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{HANDLERS, MOVING, SignalWait, close, enter, is_away, leave, set_state, state};
-    use std::sync::atomic::AtomicU32;
-    use std::sync::atomic::Ordering::SeqCst;
+    use super::{GateState, close, enter, is_away, leave, state};
     use std::time::{Duration, Instant};
 
     #[test]
     fn a_call_inside_a_closing_gate_sees_the_memory_as_present() {
         let _alone = super::lock_gate_for_test();
-        // A slot without a function waits when the gate is closed.
-        enter(0, std::ptr::null());
+        // SAFETY: a slot without a function waits when the gate is closed, and copies nothing.
+        unsafe { enter(0, std::ptr::null()) };
         let closing = std::thread::spawn(|| close(Instant::now() + Duration::from_millis(200)));
-        while state() != MOVING {
+        while state() != GateState::Moving {
             std::thread::yield_now();
         }
         assert!(!is_away(), "it is closing, but the memory cannot go before this call has left");
         assert!(closing.join().expect("a thread").is_none(), "it waits for the call, and gives up");
         leave(0, 0);
-        assert!(close(Instant::now() + Duration::from_secs(10)).is_some(), "no thread is inside");
-        set_state(super::OPEN);
-    }
-
-    extern "C" fn counting_handler(_: i32) {
-        HANDLER_RUNS.fetch_add(1, SeqCst);
-    }
-
-    static HANDLER_RUNS: AtomicU32 = AtomicU32::new(0);
-
-    fn current_handler() -> usize {
-        // SAFETY: the structure is plain numbers, filled by the call.
-        unsafe {
-            let mut now: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(libc::SIGINT, std::ptr::null(), &raw mut now);
-            now.sa_sigaction
-        }
-    }
-
-    #[test]
-    fn a_signal_runs_the_programs_handler_once_however_many_threads_wait() {
-        let _alone = super::lock_gate_for_test();
-        let own = counting_handler as *const () as usize;
-        // SAFETY: a handler that only counts.
-        unsafe { libc::signal(libc::SIGINT, own) };
-        let waiting: Vec<_> =
-            (0..8).map(|_| std::thread::spawn(|| (0..5_000).for_each(|_| drop(SignalWait::begin())))).collect();
-        waiting.into_iter().for_each(|thread| thread.join().expect("a thread"));
-        assert_eq!((current_handler(), HANDLERS[0].load(SeqCst)), (own, own));
-        let (first, second) = (SignalWait::begin(), SignalWait::begin());
-        assert_ne!(current_handler(), own, "ours stands in for it");
-        // SAFETY: there is a handler for it.
-        unsafe { libc::raise(libc::SIGINT) };
-        assert!(first.was_interrupted() && second.was_interrupted());
-        assert!(!SignalWait::begin().was_interrupted(), "a later wait does not see earlier signals");
-        drop((first, second));
-        assert_eq!((current_handler(), HANDLER_RUNS.load(SeqCst)), (own, 1));
+        close(Instant::now() + Duration::from_secs(10)).expect("no thread is inside").open();
+        assert_eq!(state(), GateState::Open);
     }
 }

@@ -12,11 +12,13 @@
 
 use crate::driver::{self, LocationAccess, READ_WRITE, as_result, current_context};
 use crate::gate;
-use crate::lease_page::{self, ParkObstacle};
+use crate::gpu_memory::{self, ContextWork, DESCRIPTOR};
+use crate::lease_page;
 use crate::log;
 use crate::memory_table::{self, ProgramBlock};
-use crate::packet_socket::{ClosedOnFork, PacketSocket};
-use crate::replacements;
+use crate::message::ParkObstacle;
+use crate::packet_socket::{ClosedOnFork, PacketSocket, SocketUse};
+use crate::threads;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -27,8 +29,6 @@ use std::time::Duration;
 const MAGIC: [u8; 8] = *b"sublet-m";
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, which the caller must set.
 const LAZY: u32 = 1;
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-pub const DESCRIPTOR: i32 = 1;
 /// How long the other process has to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -129,14 +129,14 @@ fn own_listener() -> Option<u64> {
     *LISTENER.get_or_init(|| {
         let listener = random();
         let socket = PacketSocket::listen(&socket_name(listener)).ok()?;
-        crate::control_thread::spawn("sublet-memory", move || answer_requests(&socket)).then_some(listener)
+        threads::spawn_without_signals("sublet-memory", move || answer_requests(&socket)).then_some(listener)
     })
 }
 
 /// Answers processes that have a handle.
 fn answer_requests(socket: &PacketSocket) {
     gate::exempt_this_thread();
-    let socket = ClosedOnFork::new(socket, 1);
+    let socket = ClosedOnFork::new(socket, SocketUse::MemoryListener);
     loop {
         match socket.accept() {
             // A peer that closes the connection has its answer, or gets none.
@@ -160,8 +160,11 @@ fn answer_request(line: &PacketSocket) -> Option<()> {
     let real = table.physical.get(&mapping.handle)?.real?;
     drop(table);
     let mut descriptor = -1;
-    as_result(driver::cuMemExportToShareableHandle((&raw mut descriptor).cast(), real, DESCRIPTOR, 0)).ok()?;
-    // SAFETY: the driver has just made it for us.
+    // SAFETY: a handle of this kind is a descriptor, and there is room for one.
+    let exported =
+        unsafe { driver::cuMemExportToShareableHandle((&raw mut descriptor).cast::<c_void>(), real, DESCRIPTOR, 0) };
+    as_result(exported).ok()?;
+    // SAFETY: the driver has just made the descriptor, for this call alone.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
     // It may have been freed just now, and the driver's handle reused.
     memory_table::lock().blocks.get(&at).filter(|block| block.id == id)?;
@@ -220,17 +223,18 @@ fn import_memory(contents: &HandleContents) -> Result<u64, u32> {
         return Ok(at);
     }
     let file = request_memory(contents).ok_or(driver::INVALID_VALUE)?;
-    let length =
-        contents.offset.checked_add(contents.bytes).and_then(|end| end.checked_next_multiple_of(replacements::GRANULE));
+    let end = contents.offset.checked_add(contents.bytes);
+    let length = end.and_then(|end| end.checked_next_multiple_of(gpu_memory::GRANULE));
     let length = length.ok_or(driver::INVALID_VALUE)? as usize;
     let (mut real, mut first) = (0, 0);
     let descriptor = file.as_raw_fd() as usize as *mut c_void;
-    as_result(driver::cuMemImportFromShareableHandle(&raw mut real, descriptor, DESCRIPTOR))?;
+    // SAFETY: there is room for the handle, and a descriptor is passed as if it were a pointer.
+    as_result(unsafe { driver::cuMemImportFromShareableHandle(&raw mut real, descriptor, DESCRIPTOR) })?;
     let access =
         LocationAccess { location: driver::MemLocation { kind: driver::ON_GPU, id: device }, flags: READ_WRITE };
-    let mapped = as_result(driver::cuMemAddressReserve(&raw mut first, length, 0, 0, 0)).and_then(|()| {
+    let mapped = as_result(driver::cuMemAddressReserve(&mut first, length, 0, 0, 0)).and_then(|()| {
         let mapped = as_result(driver::cuMemMap(first, length, 0, real, 0));
-        let shown = mapped.and_then(|()| as_result(driver::cuMemSetAccess(first, length, &raw const access, 1)));
+        let shown = mapped.and_then(|()| driver::set_access(first, length, &[access]));
         if shown.is_err() {
             if mapped.is_ok() {
                 driver::cuMemUnmap(first, length);
@@ -277,17 +281,19 @@ pub fn close_import(at: u64) -> Option<Result<(), u32>> {
     })?;
     if is_last {
         let context = memory_table::lock().blocks.get(&at).map_or(0, |block| block.context);
-        let is_settled = match replacements::wait_for_context_work(context) {
-            Ok(is_settled) => is_settled,
+        let work = match gpu_memory::wait_for_context_work(context) {
+            Ok(work) => work,
             Err(error) => return Some(Err(error)),
         };
         let mut table = memory_table::lock();
         let block = table.blocks.remove(&at);
-        // A capture is open, and may still use the memory.
-        table.deferred.extend(block.filter(|_| !is_settled).map(|block| (at, block)));
-        drop(table);
-        if is_settled {
-            unmap(at);
+        match work {
+            ContextWork::Done => {
+                drop(table);
+                unmap(at);
+            }
+            // The capture may still use the memory.
+            ContextWork::Captured => table.deferred.extend(block.map(|block| (at, block))),
         }
     }
     Some(Ok(()))

@@ -5,9 +5,9 @@
 //! claims. Without a daemon a process has a page of its own, on which nothing is capped.
 
 use crate::log;
-pub use crate::message::ParkObstacle;
 use crate::message::{
-    GPUS_MAX, GpuPage, LeasePage, MAGIC, OLD_PAGE_BYTES, PROCESSES_MAX, ProcessGpuPage, ProcessPage, VERSION,
+    GPUS_MAX, GpuPage, LeasePage, MAGIC, OLD_PAGE_BYTES, PROCESSES_MAX, ParkObstacle, ProcessGpuPage, ProcessPage,
+    VERSION,
 };
 use std::cell::Cell;
 use std::fs::File;
@@ -21,6 +21,9 @@ static COUNTING: Mutex<()> = Mutex::new(());
 static SHARED: AtomicPtr<LeasePage> = AtomicPtr::new(std::ptr::null_mut());
 /// Why this process cannot be parked.
 static OBSTACLES: Mutex<Obstacles> = Mutex::new(Obstacles { set: 0, counted: [0; 32] });
+
+/// Bits of the reasons that [`set_obstacle`] was ever called for.
+static EVER_SET: AtomicU32 = AtomicU32::new(0);
 
 /// Reasons that are set or clear, and reasons that are counted.
 struct Obstacles {
@@ -153,7 +156,7 @@ fn map(file: &File) -> Result<&'static LeasePage, String> {
     if at == libc::MAP_FAILED {
         return Err(std::io::Error::last_os_error().to_string());
     }
-    // SAFETY: as above.
+    // SAFETY: the mapping is as long as a page, is never unmapped, and any numbers are valid.
     let new = unsafe { &*at.cast::<LeasePage>() };
     if new.magic.load(Acquire) != MAGIC || new.version.load(Acquire) != VERSION {
         return Err("the page of the lease is of another version".to_owned());
@@ -295,12 +298,18 @@ pub fn lease_of(uuid: &[u8; 16]) -> Option<(u64, u64)> {
 
 /// The holder cannot be parked for this reason until [`clear_obstacle`].
 pub fn set_obstacle(obstacle: ParkObstacle, call: &str) {
+    EVER_SET.fetch_or(obstacle as u32, SeqCst);
     change(obstacle, call, |obstacles| obstacles.set |= obstacle as u32);
 }
 
 /// Undoes all calls of [`set_obstacle`] for this reason.
 pub fn clear_obstacle(obstacle: ParkObstacle) {
     change(obstacle, "", |obstacles| obstacles.set &= !(obstacle as u32));
+}
+
+/// True if [`set_obstacle`] was ever called for this reason, even if it was cleared since.
+pub fn was_ever_set(obstacle: ParkObstacle) -> bool {
+    EVER_SET.load(Relaxed) & obstacle as u32 != 0
 }
 
 /// The holder cannot be parked for this reason until each such call is undone by [`uncount_obstacle`].

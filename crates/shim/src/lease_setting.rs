@@ -1,12 +1,10 @@
 //! Which lease the program has, and where the daemon listens: from the environment, or named by the program.
 //!
 //! `sublet run` sets the environment before the program starts. A program that asks for leases itself names each one
-//! with [`sublet_shim_use_lease`]; changing its environment would not be safe while it has threads.
+//! with `sublet_shim_use_lease`; changing its environment would not be safe while it has threads.
 
-use crate::control_thread;
 use crate::message::{SOCKET_ENV, shim_socket_path};
-use std::ffi::{CStr, OsStr, c_char, c_int};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -61,21 +59,4 @@ pub fn set(socket: &Path, lease: &str) -> bool {
         VERSION.fetch_add(1, SeqCst);
     }
     is_new
-}
-
-/// The program has the lease with this id, of the daemon that listens at this socket. Returns 0, or 1 if the texts
-/// cannot be read. A program that uses the driver already waits here until the daemon knows, for a second at most.
-///
-/// # Safety
-/// Both are texts that end with a zero, or null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sublet_shim_use_lease(socket: *const c_char, lease: *const c_char) -> c_int {
-    if socket.is_null() || lease.is_null() {
-        return 1;
-    }
-    // SAFETY: as above.
-    let (socket, lease) = unsafe { (CStr::from_ptr(socket), CStr::from_ptr(lease)) };
-    let Ok(lease) = lease.to_str() else { return 1 };
-    control_thread::use_lease(Path::new(OsStr::from_bytes(socket.to_bytes())), lease);
-    0
 }

@@ -4,6 +4,66 @@
 //! reads the symbol tables of the C library instead, which every program has.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+/// The loader's own `dlsym`; zero until [`find_dlsym`] was called.
+pub static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
+/// The loader's own `dlvsym`; zero until [`find_dlvsym`] was called.
+pub static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
+
+/// Where the loader's functions are: in glibc, in an old glibc, or in another C library. Programs of the latter have no
+/// driver, but may have the shim preloaded.
+const LOADER: [&str; 4] = ["libc.so.6", "libdl.so.2", "libc-", "ld-musl-"];
+
+/// The address of the loader's own `dlsym`.
+pub extern "C" fn find_dlsym() -> usize {
+    find_loader_function(&REAL_DLSYM, c"dlsym")
+}
+
+/// The address of the loader's own `dlvsym`.
+pub extern "C" fn find_dlvsym() -> usize {
+    find_loader_function(&REAL_DLVSYM, c"dlvsym")
+}
+
+fn find_loader_function(place: &AtomicUsize, name: &CStr) -> usize {
+    let known = place.load(Acquire);
+    if known != 0 {
+        return known;
+    }
+    let found = find(&LOADER, name).unwrap_or(missing_loader_function as extern "C" fn() -> usize as usize);
+    place.store(found, Release);
+    found
+}
+
+/// Stands for a loader function that was not found.
+extern "C" fn missing_loader_function() -> usize {
+    0
+}
+
+/// The loader's own `dlsym`.
+///
+/// # Safety
+/// The handle is one that `dlsym` takes: of a library that is loaded, or one of the loader's constants.
+pub unsafe fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    // SAFETY: the address is that of the loader's function of that name, which has this type.
+    let real: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void =
+        unsafe { std::mem::transmute(find_dlsym()) };
+    // SAFETY: the name ends with a zero, and the caller promises the handle.
+    unsafe { real(handle, name.as_ptr()) }
+}
+
+/// The loader's own `dlvsym`.
+///
+/// # Safety
+/// As for [`real_dlsym`]; the version is a text that ends with a zero.
+pub unsafe fn real_dlvsym(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c_void {
+    // SAFETY: the address is that of the loader's function of that name, which has this type.
+    let real: unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void =
+        unsafe { std::mem::transmute(find_dlvsym()) };
+    // SAFETY: the name ends with a zero, and the caller promises the handle and the version.
+    unsafe { real(handle, name.as_ptr(), version) }
+}
 
 /// The entries of a library's dynamic section that matter here.
 #[derive(Default)]
@@ -51,20 +111,27 @@ unsafe extern "C" fn visit_library(info: *mut libc::dl_phdr_info, _size: usize, 
     // SAFETY: the loader gives a description that is valid during the call, and the search is ours.
     let (info, search) = unsafe { (&*info, &mut *search.cast::<SymbolSearch<'_>>()) };
     match search.scope {
-        SearchScope::Named(names) if !is_named(info, names) => return 0,
+        // SAFETY: the description is the loader's.
+        SearchScope::Named(names) if !unsafe { is_named(info, names) } => return 0,
         SearchScope::After(address) => {
-            if contains_address(info, address) {
+            // SAFETY: the description is the loader's.
+            if unsafe { contains_address(info, address) } {
                 search.scope = SearchScope::Rest;
             }
             return 0;
         }
         SearchScope::Named(_) | SearchScope::Rest => {}
     }
-    search.found = symbol(info, search.name).unwrap_or(0);
+    // SAFETY: the description is the loader's.
+    search.found = unsafe { symbol(info, search.name) }.unwrap_or(0);
     c_int::from(search.found != 0)
 }
 
-fn is_named(info: &libc::dl_phdr_info, names: &[&str]) -> bool {
+/// True if a library's file name begins with one of these.
+///
+/// # Safety
+/// The description is the loader's, of a library that is loaded.
+unsafe fn is_named(info: &libc::dl_phdr_info, names: &[&str]) -> bool {
     if info.dlpi_name.is_null() {
         return false;
     }
@@ -75,7 +142,10 @@ fn is_named(info: &libc::dl_phdr_info, names: &[&str]) -> bool {
 }
 
 /// True if an address is in a library.
-fn contains_address(info: &libc::dl_phdr_info, address: usize) -> bool {
+///
+/// # Safety
+/// The description is the loader's, of a library that is loaded.
+unsafe fn contains_address(info: &libc::dl_phdr_info, address: usize) -> bool {
     // SAFETY: a loaded library has its headers in memory.
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
     headers.iter().filter(|header| header.p_type == libc::PT_LOAD).any(|header| {
@@ -84,7 +154,11 @@ fn contains_address(info: &libc::dl_phdr_info, address: usize) -> bool {
     })
 }
 
-fn symbol(info: &libc::dl_phdr_info, name: &CStr) -> Option<usize> {
+/// The address of a library's function.
+///
+/// # Safety
+/// The description is the loader's, of a library that is loaded.
+unsafe fn symbol(info: &libc::dl_phdr_info, name: &CStr) -> Option<usize> {
     let base = info.dlpi_addr as usize;
     // SAFETY: a loaded library has its headers, its dynamic section and its tables in memory.
     unsafe {
@@ -165,7 +239,7 @@ mod tests {
     #[test]
     fn functions_of_the_c_library_are_found_and_unknown_ones_are_not() {
         let strlen = find(&["libc.so.6"], c"getpid").expect("every program has it");
-        // SAFETY: it is that function.
+        // SAFETY: the address is that of `getpid`, which has this type.
         let own = unsafe { std::mem::transmute::<usize, extern "C" fn() -> i32>(strlen)() };
         assert_eq!(own as u32, std::process::id());
         assert!(find(&["libc.so.6", "libdl.so.2"], c"dlsym").is_some());

@@ -90,7 +90,6 @@ pub struct DriverPoolBlock {
 }
 
 /// All memory that can be parked, and what the driver's own pools gave.
-#[derive(Default)]
 pub struct MemoryTable {
     next: u64,
     /// Memory, by the shim's handle.
@@ -107,38 +106,26 @@ pub struct MemoryTable {
     pub small: SmallAllocations,
 }
 
-static TABLE: Mutex<Option<MemoryTable>> = Mutex::new(None);
+static TABLE: Mutex<MemoryTable> = Mutex::new(MemoryTable::new());
 
 /// The table, locked.
-pub fn lock() -> TableGuard {
-    let mut guard = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
-    guard.get_or_insert_with(MemoryTable::default);
-    TableGuard(guard)
-}
-
-/// The table while it is locked.
-pub struct TableGuard(MutexGuard<'static, Option<MemoryTable>>);
-
-impl std::ops::Deref for TableGuard {
-    type Target = MemoryTable;
-    fn deref(&self) -> &MemoryTable {
-        match &*self.0 {
-            Some(table) => table,
-            None => unreachable!("it was put there when the lock was taken"),
-        }
-    }
-}
-
-impl std::ops::DerefMut for TableGuard {
-    fn deref_mut(&mut self) -> &mut MemoryTable {
-        match &mut *self.0 {
-            Some(table) => table,
-            None => unreachable!("it was put there when the lock was taken"),
-        }
-    }
+pub fn lock() -> MutexGuard<'static, MemoryTable> {
+    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl MemoryTable {
+    const fn new() -> MemoryTable {
+        MemoryTable {
+            next: 0,
+            physical: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            driver_pool_blocks: BTreeMap::new(),
+            deferred: Vec::new(),
+            small: SmallAllocations::new(),
+        }
+    }
+
     /// Adds memory, and returns its handle.
     pub fn add_memory(&mut self, physical: ParkableMemory) -> u64 {
         self.next += 1;
@@ -172,7 +159,9 @@ impl MemoryTable {
 
     /// Records a mapping of memory at an address.
     pub fn map(&mut self, at: u64, mapping: MemoryMapping) {
-        if let Some(physical) = self.physical.get_mut(&mapping.handle) {
+        let physical = self.physical.get_mut(&mapping.handle);
+        debug_assert!(physical.is_some(), "memory is added before it is mapped: {:#x}", mapping.handle);
+        if let Some(physical) = physical {
             physical.mapped.insert(at);
         }
         self.mappings.insert(at, mapping);
@@ -194,7 +183,9 @@ impl MemoryTable {
         gone.into_iter()
             .filter_map(|at| {
                 let mapping = self.mappings.remove(&at)?;
-                self.physical.get_mut(&mapping.handle)?.mapped.remove(&at);
+                let physical = self.physical.get_mut(&mapping.handle);
+                debug_assert!(physical.is_some(), "memory is known as long as it is mapped: {:#x}", mapping.handle);
+                physical?.mapped.remove(&at);
                 self.forget_unused(mapping.handle)
             })
             .collect()

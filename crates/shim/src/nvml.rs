@@ -6,8 +6,8 @@
 
 use crate::activation;
 use crate::control_thread;
-use crate::entry_points;
 use crate::lease_page;
+use crate::loader_symbols;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -70,13 +70,20 @@ fn find(known: &AtomicUsize, name: &CStr) -> usize {
         return at;
     }
     let library = library(0);
-    let at = if library == 0 { 0 } else { entry_points::real_dlsym(library as *mut c_void, name) as usize };
+    let at = match library {
+        0 => 0,
+        // SAFETY: `dlopen` returned the handle, and the library stays loaded.
+        library => unsafe { loader_symbols::real_dlsym(library as *mut c_void, name) as usize },
+    };
     known.store(at, Release);
     at
 }
 
 /// The lease's cap on a GPU, and how much of it is used.
-fn lease_of_device(device: *mut c_void) -> Option<(u64, u64)> {
+///
+/// # Safety
+/// The device is one that NVML gave, or NVML refuses it.
+unsafe fn lease_of_device(device: *mut c_void) -> Option<(u64, u64)> {
     let at = find(&UUID, c"nvmlDeviceGetUUID");
     if at == 0 || !activation::is_active() {
         return None;
@@ -139,7 +146,8 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: *mut c_void, place: 
     if at == 0 {
         return FUNCTION_NOT_FOUND;
     }
-    // SAFETY: as above.
+    // SAFETY: it is NVML's function of that name, and the arguments are the program's; what it has written can be read,
+    // and written again.
     unsafe {
         let result = std::mem::transmute::<usize, unsafe extern "C" fn(*mut c_void, *mut NvmlMemoryV2) -> u32>(at)(
             device, place,

@@ -5,7 +5,8 @@
 //! is not the program's alone. In both cases the program cannot be parked. This is checked whenever a park is likely.
 
 use crate::driver;
-use crate::lease_page::{self, ParkObstacle};
+use crate::lease_page;
+use crate::message::ParkObstacle;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};

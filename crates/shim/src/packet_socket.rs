@@ -10,16 +10,25 @@ use std::time::Duration;
 /// A socket that preserves packet boundaries.
 pub struct PacketSocket(OwnedFd);
 
-/// Descriptors that a forked child must not keep; -1: none.
+/// What a socket that a forked child must not keep is for. There is at most one of each.
+#[derive(Clone, Copy, Debug)]
+pub enum SocketUse {
+    /// The connection to the daemon.
+    Daemon,
+    /// The socket at which other processes ask for shared memory.
+    MemoryListener,
+}
+
+/// Descriptors that a forked child must not keep, by their [`SocketUse`]; -1: none.
 static CLOSED_ON_FORK: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 
 /// A socket that stays open until the process ends, or for long: forked children close it.
-pub struct ClosedOnFork<'a>(&'a PacketSocket, usize);
+pub struct ClosedOnFork<'a>(&'a PacketSocket, SocketUse);
 
 impl<'a> ClosedOnFork<'a> {
-    /// Registers the socket. There is a place for one connection to the daemon and for one listening socket.
-    pub fn new(socket: &'a PacketSocket, place: usize) -> ClosedOnFork<'a> {
-        CLOSED_ON_FORK[place].store(socket.0.as_raw_fd(), SeqCst);
+    /// Registers the socket.
+    pub fn new(socket: &'a PacketSocket, place: SocketUse) -> ClosedOnFork<'a> {
+        CLOSED_ON_FORK[place as usize].store(socket.0.as_raw_fd(), SeqCst);
         ClosedOnFork(socket, place)
     }
 }
@@ -33,7 +42,7 @@ impl std::ops::Deref for ClosedOnFork<'_> {
 
 impl Drop for ClosedOnFork<'_> {
     fn drop(&mut self) {
-        CLOSED_ON_FORK[self.1].store(-1, SeqCst);
+        CLOSED_ON_FORK[self.1 as usize].store(-1, SeqCst);
     }
 }
 
@@ -173,7 +182,7 @@ impl PacketSocket {
 /// # Safety
 /// The message was filled by `recvmsg`.
 unsafe fn descriptor_of(message: &libc::msghdr) -> Option<File> {
-    // SAFETY: as above; a descriptor that came is ours.
+    // SAFETY: `recvmsg` filled the message, so its headers are valid; a descriptor that came is this process's.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(message);
         if header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS || (*header).cmsg_level != libc::SOL_SOCKET {

@@ -8,17 +8,17 @@
 //! too little free memory leaves everything parked. Mapping and unmapping run beside the copies: for many small
 //! allocations they take up to a tenth of the copies' time.
 
+use crate::allocations;
 use crate::arena::ParkArena;
 use crate::contexts;
 use crate::deferred_calls;
 use crate::driver::{self, NO_TIMING, NON_BLOCKING, as_result, name_of, with_context};
-use crate::gate;
-use crate::lease_page::{self, ParkObstacle};
+use crate::gate::{self, ClosedGate, GateState};
+use crate::lease_page;
 use crate::memory_table::{self, MemoryMapping, MemoryTable, ParkableMemory};
-use crate::message::MoveDurations;
+use crate::message::{MoveDurations, ParkObstacle, size_text};
 use crate::outside_access;
 use crate::pool;
-use crate::replacements;
 use crate::unmovable_memory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::SeqCst;
@@ -43,6 +43,36 @@ struct ParkPiece {
     at: u64,
     bytes: u64,
     offset: u64,
+}
+
+/// An order to park.
+#[derive(Clone, Copy, Debug)]
+pub struct ParkRequest {
+    /// The park is done within this time, or not at all.
+    pub within: Duration,
+    /// How much may be moved.
+    pub limit: ParkLimit,
+}
+
+/// How much a park may move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParkLimit {
+    /// All of the memory.
+    Unlimited,
+    /// All of the memory, if it is at most this many bytes.
+    AtMost(u64),
+    /// Nothing, as for a program that parked itself: memory that the program kept stays, and its calls wait as those of
+    /// any parked program.
+    Nothing,
+}
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CopyDirection {
+    /// From the GPU to the arena.
+    Out,
+    /// From the arena to the GPU.
+    In,
 }
 
 /// How long calls that are answered while parked may take.
@@ -70,57 +100,53 @@ impl Parker {
         }
     }
 
-    /// Moves the memory off the GPU, if it is at most `most` bytes. Returns how many bytes were moved. With `most` 0,
-    /// as for a program that parked itself, nothing is moved: memory that the program kept stays, and its calls wait as
-    /// those of any parked program.
-    pub fn park(&mut self, within: Duration, most: Option<u64>) -> Result<(u64, MoveDurations), String> {
-        if gate::state() == gate::PARKED {
-            return Err("it is parked already".to_owned());
+    /// Moves the memory off the GPU. Returns how many bytes were moved.
+    pub fn park(&mut self, request: ParkRequest) -> Result<(u64, MoveDurations), String> {
+        match gate::state() {
+            GateState::Parked => return Err("it is parked already".to_owned()),
+            GateState::Lost => return Err("what was parked is lost, and calls that need it fail".to_owned()),
+            GateState::Open | GateState::Moving | GateState::AwaitingCaptures => {}
         }
         outside_access::update_obstacles();
         unmovable_memory::count_graph_memory();
-        let nothing_moves = most == Some(0);
-        if let Some(reason) = lease_page::first_obstacle().filter(|_| !nothing_moves) {
-            return Err(reason.text().to_owned());
-        }
+        check_parkable(request.limit)?;
         self.prepare_target = 0;
-        let (begun, deadline) = (Instant::now(), Instant::now() + within.min(PARK_TIMEOUT_MAX));
+        let (begun, deadline) = (Instant::now(), Instant::now() + request.within.min(PARK_TIMEOUT_MAX));
         let mut took = MoveDurations::default();
-        let Some(closing) = gate::close(deadline) else {
+        let Some(closed) = gate::close(deadline) else {
             return Err("a call of the driver did not return in time, or a graph was being captured".to_owned());
         };
-        took.capture_us = closing.captures.as_micros() as u64;
-        took.gate_us = closing.calls.as_micros() as u64;
+        took.capture_us = closed.took.captures.as_micros() as u64;
+        took.gate_us = closed.took.calls.as_micros() as u64;
         // A copy that waits for the GPU waits for the same work that the park would wait for.
-        took.drain_us = closing.copies.as_micros() as u64;
+        took.drain_us = closed.took.copies.as_micros() as u64;
         unmovable_memory::trim_graph_memory();
         // A call that was inside when the gate began to close may have made the program not parkable.
-        let done = match lease_page::first_obstacle().filter(|_| !nothing_moves) {
-            Some(reason) => Err(reason.text().to_owned()),
-            None => self.move_out(deadline, most, &mut took),
-        };
+        let done = check_parkable(request.limit).and_then(|()| self.move_out(deadline, request.limit, &mut took));
         match done {
             Ok(bytes) => {
                 lease_page::own_slot().parked.store(bytes, SeqCst);
-                gate::set_state(gate::PARKED);
+                closed.park();
                 took.all_us = micros(begun);
                 Ok((bytes, took))
             }
             Err(why) => {
-                gate::set_state(gate::OPEN);
+                closed.open();
                 Err(why)
             }
         }
     }
 
-    fn move_out(&mut self, deadline: Instant, most: Option<u64>, took: &mut MoveDurations) -> Result<u64, String> {
+    fn move_out(&mut self, deadline: Instant, limit: ParkLimit, took: &mut MoveDurations) -> Result<u64, String> {
         let begun = Instant::now();
-        let pieces = if most == Some(0) { Vec::new() } else { movable_pieces() };
+        let pieces = if limit == ParkLimit::Nothing { Vec::new() } else { movable_pieces() };
         self.drain(deadline)?;
         took.drain_us += micros(begun);
         let bytes = pieces.last().map_or(0, |piece| piece.offset + piece.bytes);
-        if let Some(most) = most.filter(|most| bytes > *most) {
-            let (has, most) = (crate::message::size_text(bytes), crate::message::size_text(most));
+        if let ParkLimit::AtMost(most) = limit
+            && bytes > most
+        {
+            let (has, most) = (size_text(bytes), size_text(most));
             return Err(format!("it has {has} by now, and {most} of host memory were booked for it"));
         }
         self.arena.grow(bytes)?;
@@ -147,21 +173,19 @@ impl Parker {
 
     /// Moves the memory back to the GPU. Returns how many bytes were moved.
     pub fn resume(&mut self) -> Result<(u64, MoveDurations), String> {
-        if gate::state() != gate::PARKED {
+        if gate::state() != GateState::Parked {
             return Err("it is not parked".to_owned());
         }
         let (begun, mut took) = (Instant::now(), MoveDurations::default());
-        if gate::close(Instant::now() + CALL_TIMEOUT).is_none() {
-            return Err("a call of the driver did not return in time".to_owned());
-        }
+        let closed = close_in_time()?;
         // The daemon sends this order only after it has seen that the driver gave the context back.
-        self.context_returned();
+        self.context_returned(&closed);
         took.gate_us = micros(begun);
         let mapping = Instant::now();
         let pieces = parked_pieces();
         let bytes = pieces.iter().map(|piece| piece.bytes).sum();
         if let Err(error) = allocate_all(&pieces) {
-            gate::set_state(gate::PARKED);
+            closed.park();
             return Err(format!("there is no room on the GPU: {}", name_of(error)));
         }
         took.map_us = micros(mapping);
@@ -173,24 +197,25 @@ impl Parker {
         {
             // All bytes are still in the arena: the resume can be tried again.
             unmap_and_free(&pieces);
-            gate::set_state(gate::PARKED);
+            closed.park();
             return Err(why);
         }
         // If a context is lost, the program learns it from its next call.
         clear_parked_records(&pieces);
         lease_page::own_slot().parked.store(0, SeqCst);
-        gate::set_state(gate::OPEN);
+        closed.open();
         took.all_us = micros(begun);
         Ok((bytes, took))
     }
 
     /// The driver is about to take the context, too: from now on no thread calls the driver.
     pub fn deepen(&mut self) -> Result<(), String> {
-        if gate::state() != gate::PARKED || gate::close(Instant::now() + CALL_TIMEOUT).is_none() {
+        let is_parked = gate::state() == GateState::Parked;
+        let Some(closed) = is_parked.then(|| gate::close(Instant::now() + CALL_TIMEOUT)).flatten() else {
             return Err("it is not parked, or a call of the driver did not return in time".to_owned());
-        }
-        gate::set_context_away(true);
-        gate::set_state(gate::PARKED);
+        };
+        gate::note_context_away(&closed);
+        closed.park();
         Ok(())
     }
 
@@ -199,21 +224,18 @@ impl Parker {
         if !gate::is_context_away() {
             return Ok(());
         }
-        let before = gate::state();
-        if gate::close(Instant::now() + CALL_TIMEOUT).is_none() {
-            return Err("a call of the driver did not return in time".to_owned());
-        }
-        self.context_returned();
-        gate::set_state(before);
+        let closed = close_in_time()?;
+        self.context_returned(&closed);
+        closed.restore();
         Ok(())
     }
 
     /// The context is back: calls that were put off are done before any other call comes in.
-    fn context_returned(&mut self) {
+    fn context_returned(&mut self, closed: &ClosedGate) {
         if gate::is_context_away() {
             deferred_calls::run_deferred();
             self.forget_gone();
-            gate::set_context_away(false);
+            gate::note_context_back(closed);
         }
     }
 
@@ -244,15 +266,16 @@ impl Parker {
 
     /// The lease is over: parked bytes are lost, and calls that need them fail.
     pub fn lose_parked(&mut self, why: &str) {
-        if gate::state() != gate::PARKED || gate::close(Instant::now() + CALL_TIMEOUT).is_none() {
+        if gate::state() != GateState::Parked {
             return;
         }
+        let Some(closed) = gate::close(Instant::now() + CALL_TIMEOUT) else { return };
         if parked_pieces().is_empty() && !gate::is_context_away() {
-            return gate::set_state(gate::OPEN);
+            return closed.open();
         }
         crate::log::once(&format!("{why}; what was parked is lost, and calls that need it fail from now on"));
         lease_page::own_slot().parked.store(0, SeqCst);
-        gate::set_state(gate::LOST);
+        closed.lose();
         if gate::is_context_away() {
             // The context never comes back: the memory of the arena is freed with the process.
             return;
@@ -270,7 +293,7 @@ impl Parker {
 
     /// Frees the arena; refused while something is parked in it.
     pub fn trim(&mut self) -> Result<(), String> {
-        if gate::state() == gate::PARKED {
+        if gate::state() == GateState::Parked {
             return Err("it is parked".to_owned());
         }
         self.prepare_target = 0;
@@ -288,19 +311,17 @@ impl Parker {
 
     /// Gives back memory that pools keep beyond their thresholds, if the GPU is idle for the program.
     pub fn release_excess(&mut self) {
-        if gate::state() != gate::OPEN || !pool::has_excess() || gate::is_capturing() {
+        if gate::state() != GateState::Open || !pool::has_excess() || gate::is_capturing() {
             return;
         }
         // With the gate closed no context can end meanwhile, and nothing is captured.
-        if gate::close(Instant::now() + IDLE_TIMEOUT).is_none() {
-            return;
-        }
+        let Some(closed) = gate::close(Instant::now() + IDLE_TIMEOUT) else { return };
         self.forget_gone();
         if self.drain(Instant::now() + IDLE_TIMEOUT).is_ok() {
-            replacements::drop_deferred();
+            allocations::drop_deferred();
             pool::release_excess();
         }
-        gate::set_state(gate::OPEN);
+        closed.open();
     }
 
     /// Polls until the GPU has finished its work: a kernel that never ends cannot block this thread.
@@ -310,7 +331,7 @@ impl Parker {
             let polled = with_context(context, || {
                 let mut event = event.unwrap_or(0);
                 if event == 0 {
-                    as_result(driver::cuEventCreate(&raw mut event, NO_TIMING))?;
+                    as_result(driver::cuEventCreate(&mut event, NO_TIMING))?;
                 }
                 as_result(driver::cuCtxRecordEvent(context, event))?;
                 loop {
@@ -338,16 +359,16 @@ impl Parker {
             return Ok(*stream);
         }
         let mut stream = 0;
-        with_context(context, || as_result(driver::cuStreamCreate(&raw mut stream, NON_BLOCKING)))?;
+        with_context(context, || as_result(driver::cuStreamCreate(&mut stream, NON_BLOCKING)))?;
         self.streams.insert(context, stream);
         Ok(stream)
     }
 
     /// Submits a piece's copies to the stream of its context.
-    fn submit_piece(&mut self, piece: &ParkPiece, is_out: bool) -> Result<(), u32> {
+    fn submit_piece(&mut self, piece: &ParkPiece, direction: CopyDirection) -> Result<(), u32> {
         let stream = self.stream(piece.context)?;
         let arena = &mut self.arena;
-        with_context(piece.context, || submit_copies(arena, piece, stream, is_out))
+        with_context(piece.context, || submit_copies(arena, piece, stream, direction))
     }
 
     /// Waits for all copies of some pieces, also after a failure: no copy may be left running.
@@ -369,7 +390,7 @@ impl Parker {
         let mut given = Ok(());
         let mut since = 0;
         for (number, piece) in pieces.iter().enumerate() {
-            given = self.submit_piece(piece, true);
+            given = self.submit_piece(piece, CopyDirection::Out);
             if given.is_err() {
                 break;
             }
@@ -399,7 +420,7 @@ impl Parker {
         let stream = self.stream(context).ok()?;
         let mut event = 0;
         let made = with_context(context, || {
-            as_result(driver::cuEventCreate(&raw mut event, NO_TIMING))?;
+            as_result(driver::cuEventCreate(&mut event, NO_TIMING))?;
             as_result(driver::cuEventRecord(event, stream))
         });
         made.ok().map(|()| event)
@@ -410,10 +431,23 @@ impl Parker {
         let failed = |error| format!("the copy failed: {}", name_of(error));
         let given = pieces.iter().try_for_each(|piece| {
             map_piece(piece)?;
-            self.submit_piece(piece, false).map_err(failed)
+            self.submit_piece(piece, CopyDirection::In).map_err(failed)
         });
         let waited = self.wait_for_copies(pieces).map_err(failed);
         given.and(waited)
+    }
+}
+
+/// Closes the gate of a parked program.
+fn close_in_time() -> Result<ClosedGate, String> {
+    gate::close(Instant::now() + CALL_TIMEOUT).ok_or_else(|| "a call of the driver did not return in time".to_owned())
+}
+
+/// Returns an error if something prevents a park.
+fn check_parkable(limit: ParkLimit) -> Result<(), String> {
+    match lease_page::first_obstacle() {
+        Some(obstacle) if limit != ParkLimit::Nothing => Err(obstacle.text().to_owned()),
+        _ => Ok(()),
     }
 }
 
@@ -431,7 +465,7 @@ fn clear_parked_records(pieces: &[ParkPiece]) {
 }
 
 /// Submits the copies of a piece to a stream.
-fn submit_copies(arena: &mut ParkArena, piece: &ParkPiece, stream: usize, is_out: bool) -> Result<(), u32> {
+fn submit_copies(arena: &mut ParkArena, piece: &ParkPiece, stream: usize, direction: CopyDirection) -> Result<(), u32> {
     let mut copied = 0;
     while copied < piece.bytes {
         let offset = piece.offset + copied;
@@ -440,9 +474,13 @@ fn submit_copies(arena: &mut ParkArena, piece: &ParkPiece, stream: usize, is_out
         }
         let bytes = arena.bytes_left_in_piece(offset).min(piece.bytes - copied) as usize;
         let (host, gpu) = (arena.at(offset), piece.at + copied);
-        as_result(match is_out {
-            true => driver::cuMemcpyDtoHAsync_v2(host, gpu, bytes, stream),
-            false => driver::cuMemcpyHtoDAsync_v2(gpu, host, bytes, stream),
+        // SAFETY: the arena has these bytes, no other copy is given them, and they stay until the copy is done: callers
+        // wait for it before they use or free them.
+        as_result(unsafe {
+            match direction {
+                CopyDirection::Out => driver::cuMemcpyDtoHAsync_v2(host, gpu, bytes, stream),
+                CopyDirection::In => driver::cuMemcpyHtoDAsync_v2(gpu, host, bytes, stream),
+            }
         })?;
         copied += bytes as u64;
     }
@@ -520,7 +558,9 @@ fn unmap_and_free(pieces: &[ParkPiece]) {
             driver::cuMemUnmap(at, mapping.bytes as usize);
         }
         let mut table = memory_table::lock();
-        let Some(physical) = table.physical.get_mut(&piece.handle) else { continue };
+        let physical = table.physical.get_mut(&piece.handle);
+        debug_assert!(physical.is_some(), "no memory goes while the gate is closed: {:#x}", piece.handle);
+        let Some(physical) = physical else { continue };
         let real = physical.real.take();
         physical.arena = Some(piece.offset);
         drop(table);
@@ -535,11 +575,13 @@ fn allocate_all(pieces: &[ParkPiece]) -> Result<(), u32> {
     let mut made: Vec<(u64, u64)> = Vec::with_capacity(pieces.len());
     for piece in pieces {
         let table = memory_table::lock();
-        let Some(physical) = table.physical.get(&piece.handle) else { continue };
+        let physical = table.physical.get(&piece.handle);
+        debug_assert!(physical.is_some(), "no memory goes while the gate is closed: {:#x}", piece.handle);
+        let Some(physical) = physical else { continue };
         let (properties, flags, bytes) = (physical.properties, physical.flags, physical.bytes);
         drop(table);
         let mut real = 0;
-        let result = driver::cuMemCreate(&raw mut real, bytes as usize, &raw const properties, flags);
+        let result = driver::cuMemCreate(&mut real, bytes as usize, &properties, flags);
         if let Err(error) = as_result(result) {
             for (_, real) in made {
                 driver::cuMemRelease(real);
@@ -559,15 +601,15 @@ fn allocate_all(pieces: &[ParkPiece]) -> Result<(), u32> {
 
 /// Maps a piece at its former addresses.
 fn map_piece(piece: &ParkPiece) -> Result<(), String> {
-    let Some(real) = memory_table::lock().physical.get(&piece.handle).and_then(|physical| physical.real) else {
-        return Ok(());
-    };
+    let real = memory_table::lock().physical.get(&piece.handle).and_then(|physical| physical.real);
+    debug_assert!(real.is_some(), "memory is allocated for all pieces before one is mapped: {:#x}", piece.handle);
+    let Some(real) = real else { return Ok(()) };
     for (at, mapping) in mappings(piece) {
         let bytes = mapping.bytes as usize;
         let mapped = as_result(driver::cuMemMap(at, bytes, mapping.offset as usize, real, 0));
-        let shown = mapped.and_then(|()| match mapping.access.len() {
-            0 => Ok(()),
-            count => as_result(driver::cuMemSetAccess(at, bytes, mapping.access.as_ptr(), count)),
+        let shown = mapped.and_then(|()| match mapping.access.as_slice() {
+            [] => Ok(()),
+            access => driver::set_access(at, bytes, access),
         });
         shown.map_err(|error| format!("memory cannot be mapped where it was: {}", name_of(error)))?;
     }
@@ -576,17 +618,18 @@ fn map_piece(piece: &ParkPiece) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::Parker;
-    use super::{ParkObstacle, lease_page};
-    use crate::gate;
-    use std::time::Duration;
+    use super::{ParkLimit, ParkObstacle, ParkRequest, Parker, lease_page};
+    use crate::gate::{self, GateState};
+    use std::time::{Duration, Instant};
 
     #[test]
     fn an_obstacle_added_while_the_gate_closes_prevents_the_park() {
         let _alone = gate::lock_gate_for_test();
-        gate::enter(0, std::ptr::null());
-        let parking = std::thread::spawn(|| Parker::default().park(Duration::from_secs(20), None).map(|_| ()));
-        while gate::state() != gate::MOVING {
+        // SAFETY: a slot without a function copies nothing.
+        unsafe { gate::enter(0, std::ptr::null()) };
+        let request = ParkRequest { within: Duration::from_secs(20), limit: ParkLimit::Unlimited };
+        let parking = std::thread::spawn(move || Parker::default().park(request).map(|_| ()));
+        while gate::state() != GateState::Moving {
             assert!(!parking.is_finished(), "it waits for the call");
             std::thread::yield_now();
         }
@@ -596,6 +639,18 @@ mod tests {
         let parked = parking.join().expect("a thread");
         lease_page::uncount_obstacle(ParkObstacle::Shared);
         assert_eq!(parked, Err(ParkObstacle::Shared.text().to_owned()));
-        assert_eq!(gate::state(), gate::OPEN, "nothing has happened");
+        assert_eq!(gate::state(), GateState::Open, "nothing has happened");
+    }
+
+    #[test]
+    fn a_program_whose_parked_memory_is_lost_is_not_parked_again() {
+        let _alone = gate::lock_gate_for_test();
+        let close = || gate::close(Instant::now() + Duration::from_secs(20)).expect("no call is inside");
+        close().lose();
+        let request = ParkRequest { within: Duration::from_secs(20), limit: ParkLimit::Nothing };
+        let refused = Parker::default().park(request).expect_err("its memory is lost");
+        assert!(refused.contains("lost"), "{refused}");
+        assert_eq!(gate::state(), GateState::Lost, "calls go on to fail");
+        close().open();
     }
 }

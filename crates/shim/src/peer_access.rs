@@ -7,8 +7,8 @@
 //! Absent on purpose: refusing a park while such access exists. `replacements` does that, by [`is_any`].
 
 use crate::driver::{self, LocationAccess, MemLocation, ON_GPU, READ_WRITE, as_result, current_context, with_context};
+use crate::gpu_memory::give_access;
 use crate::memory_table::{self, MappingOwner};
-use crate::replacements;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
@@ -47,14 +47,14 @@ fn change_access(access: LocationAccess, owner: c_int) -> Result<(), u32> {
         table.mappings.iter().filter(|(_, mapping)| mapping.owner == MappingOwner::Plain && is_its(&mapping.handle));
     let all: Vec<(u64, u64)> = plain.map(|(at, mapping)| (*at, mapping.bytes)).collect();
     drop(table);
-    all.into_iter().try_for_each(|(at, bytes)| replacements::give_access(at, bytes, access))
+    all.into_iter().try_for_each(|(at, bytes)| give_access(at, bytes, access))
 }
 
 /// Notes that the current context has access to another's memory from now on, after the driver has accepted it.
 pub fn enabled(other: usize) -> Result<(), u32> {
     let (own, gpu) = current_context()?;
     let mut owner = 0;
-    with_context(other, || as_result(driver::cuCtxGetDevice(&raw mut owner)))?;
+    with_context(other, || as_result(driver::cuCtxGetDevice(&mut owner)))?;
     // Recorded first: memory that is mapped from now on reads this.
     with_pairs(|pairs| pairs.insert((own, other), (gpu, owner)));
     let told = change_access(access(gpu, READ_WRITE), owner);

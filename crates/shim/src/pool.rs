@@ -10,25 +10,44 @@
 
 use crate::driver::{self, LocationAccess, ON_GPU, READ_WRITE, as_result, current_context, with_context};
 use crate::gate;
+use crate::gpu_memory::{self, GRANULE};
 use crate::memory_table::{self, MappingOwner, ProgramBlock};
+use crate::plain_blocks::drop_plain_block;
 use crate::ranges::{EventWait, SpanRanges, rounded_up};
-use crate::replacements;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-/// Spans are multiples of this.
-const GRANULE: u64 = 2 << 20;
 /// Smaller allocations have separate spans, so that they do not fragment those of large ones.
 const LARGE: u64 = 1 << 20;
 /// A new span has an eighth of the pool's present size, at most this, or the size of the request if that is larger.
 const GROWTH_MAX: u64 = 32 << 20;
 /// The default streams as every program may name them: the context's, and the thread's.
 const LEGACY: usize = 1;
-pub const PER_THREAD: usize = 2;
+const PER_THREAD: usize = 2;
+
+/// Which stream a call means by zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DefaultStream {
+    /// The context's.
+    Legacy,
+    /// The thread's own.
+    PerThread,
+}
+
+impl DefaultStream {
+    /// The stream that a call names by `handle`, by the name that every program may use.
+    pub fn explicit(self, handle: usize) -> usize {
+        match (handle, self) {
+            (0, DefaultStream::PerThread) => PER_THREAD,
+            (0, DefaultStream::Legacy) => LEGACY,
+            (other, _) => other,
+        }
+    }
+}
 
 /// `CU_MEMPOOL_ATTR_…`, as far as they change anything here.
 const REUSE_INTERNAL: usize = 2;
@@ -55,7 +74,6 @@ struct ShimPool {
 }
 
 /// All pools of the process.
-#[derive(Default)]
 struct ShimPools {
     next: u64,
     has_defaults: bool,
@@ -68,7 +86,7 @@ struct ShimPools {
     freed_later: Vec<(u64, ProgramBlock, EventWait)>,
 }
 
-static POOLS: Mutex<Option<ShimPools>> = Mutex::new(None);
+static POOLS: Mutex<ShimPools> = Mutex::new(ShimPools::new());
 /// The number of each stream, by context, handle and thread.
 static LANES: Mutex<BTreeMap<(usize, usize, u64), u64>> = Mutex::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -80,8 +98,7 @@ thread_local! {
 
 /// Runs `body` with the pools locked. Only driver calls that return at once are made meanwhile.
 fn with_pools<T>(body: impl FnOnce(&mut ShimPools) -> T) -> T {
-    let mut guard: MutexGuard<'_, Option<ShimPools>> = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    body(guard.get_or_insert_with(ShimPools::default))
+    body(&mut POOLS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// A stream with its context and its lane number.
@@ -94,14 +111,10 @@ pub struct PoolStream {
 }
 
 impl PoolStream {
-    /// The stream that a program named; with `is_own`, zero names the thread's own default stream.
-    pub fn named(handle: usize, is_own: bool) -> Result<PoolStream, u32> {
+    /// The stream that a program named.
+    pub fn named(handle: usize, default: DefaultStream) -> Result<PoolStream, u32> {
         let (context, device) = current_context()?;
-        let handle = match handle {
-            0 if is_own => PER_THREAD,
-            0 => LEGACY,
-            other => other,
-        };
+        let handle = default.explicit(handle);
         let (context, device) =
             if handle > PER_THREAD { context_and_device(handle, (context, device))? } else { (context, device) };
         let thread = if handle == PER_THREAD { thread_number() } else { 0 };
@@ -116,7 +129,7 @@ impl PoolStream {
         let (mut event, is_new) = (known.unwrap_or(0), known.is_none());
         let recorded = self.with_own_context(|| {
             if is_new {
-                as_result(driver::cuEventCreate(&raw mut event, driver::NO_TIMING))?;
+                as_result(driver::cuEventCreate(&mut event, driver::NO_TIMING))?;
             }
             as_result(driver::cuEventRecord(event, self.handle))
         });
@@ -143,12 +156,12 @@ impl PoolStream {
 /// The context of a stream, and its GPU.
 fn context_and_device(stream: usize, current: (usize, c_int)) -> Result<(usize, c_int), u32> {
     let mut context = 0;
-    as_result(driver::cuStreamGetCtx(stream, &raw mut context))?;
+    as_result(driver::cuStreamGetCtx(stream, &mut context))?;
     if context == current.0 {
         return Ok(current);
     }
     let mut device = 0;
-    with_context(context, || as_result(driver::cuCtxGetDevice(&raw mut device)))?;
+    with_context(context, || as_result(driver::cuCtxGetDevice(&mut device)))?;
     Ok((context, device))
 }
 
@@ -180,7 +193,7 @@ impl RelaxedCapture {
             return RelaxedCapture(None);
         }
         let mut mode = 2;
-        driver::cuThreadExchangeStreamCaptureMode(&raw mut mode);
+        driver::cuThreadExchangeStreamCaptureMode(&mut mode);
         RelaxedCapture(Some(mode))
     }
 }
@@ -188,7 +201,7 @@ impl RelaxedCapture {
 impl Drop for RelaxedCapture {
     fn drop(&mut self) {
         if let Some(mut mode) = self.0 {
-            driver::cuThreadExchangeStreamCaptureMode(&raw mut mode);
+            driver::cuThreadExchangeStreamCaptureMode(&mut mode);
         }
     }
 }
@@ -247,6 +260,17 @@ impl ShimPool {
 }
 
 impl ShimPools {
+    const fn new() -> ShimPools {
+        ShimPools {
+            next: 0,
+            has_defaults: false,
+            known: BTreeMap::new(),
+            pools: BTreeMap::new(),
+            events: BTreeMap::new(),
+            freed_later: Vec::new(),
+        }
+    }
+
     fn add(&mut self, handle: usize, device: c_int, max_bytes: u64) {
         self.next += 1;
         self.known.insert(handle, self.next);
@@ -259,10 +283,10 @@ impl ShimPools {
             return;
         }
         let mut count = 0;
-        driver::cuDeviceGetCount(&raw mut count);
+        driver::cuDeviceGetCount(&mut count);
         for device in 0..count {
             let mut handle = 0;
-            if driver::cuDeviceGetDefaultMemPool(&raw mut handle, device) == driver::SUCCESS {
+            if driver::cuDeviceGetDefaultMemPool(&mut handle, device) == driver::SUCCESS {
                 self.add(handle, device, 0);
             }
         }
@@ -297,7 +321,10 @@ impl ShimPools {
     }
 
     fn give_range(&mut self, number: u64, at: u64, bytes: u64, waits: Vec<EventWait>) {
-        let Some(pool) = self.pools.get_mut(&number) else { return };
+        let pool = self.pools.get_mut(&number);
+        debug_assert!(pool.is_some(), "a pool stays as long as it has allocations: {number}");
+        let Some(pool) = pool else { return };
+        debug_assert!(pool.used >= bytes, "{bytes} bytes are given back, and only {} are used", pool.used);
         pool.used = pool.used.saturating_sub(bytes);
         pool.ranges(bytes).give_back(at, bytes, waits);
     }
@@ -334,7 +361,7 @@ impl ShimPools {
 
 fn drop_spans(spans: Vec<u64>) -> bool {
     let is_some = !spans.is_empty();
-    spans.into_iter().for_each(replacements::drop_mapping);
+    spans.into_iter().for_each(gpu_memory::drop_mapping);
     is_some
 }
 
@@ -384,7 +411,7 @@ pub fn alloc(from: Option<usize>, bytes: u64, stream: &PoolStream) -> Result<Opt
         Some(handle) => handle,
         None => {
             let mut handle = 0;
-            as_result(driver::cuDeviceGetMemPool(&raw mut handle, stream.device))?;
+            as_result(driver::cuDeviceGetMemPool(&mut handle, stream.device))?;
             handle
         }
     };
@@ -413,7 +440,7 @@ fn grow(number: u64, bytes: u64, stream: &PoolStream) -> Result<u64, u32> {
     let wish = (reserved / 8).min(GROWTH_MAX).next_multiple_of(GRANULE).max(least).min(room / GRANULE * GRANULE);
     // A context of another GPU cannot reach the span.
     let context = if device == stream.device { stream.context } else { 0 };
-    let once = |bytes| replacements::allocate_once(bytes, context, device, MappingOwner::Pool, &access);
+    let once = |bytes| gpu_memory::allocate(bytes, context, device, MappingOwner::Pool, &access);
     let made = match once(wish) {
         Err(driver::OUT_OF_MEMORY) if wish > least => once(least).map(|at| (at, least)),
         other => other.map(|at| (at, wish)),
@@ -429,7 +456,7 @@ fn grow(number: u64, bytes: u64, stream: &PoolStream) -> Result<u64, u32> {
     });
     if taken.is_none() {
         // The pool is gone: another thread destroyed it.
-        replacements::drop_mapping(span);
+        gpu_memory::drop_mapping(span);
     }
     taken.ok_or(driver::INVALID_VALUE)
 }
@@ -533,7 +560,7 @@ pub fn free_completed() {
         pools.recycle(gone.iter().map(|(.., wait)| *wait).collect());
         gone
     });
-    gone.into_iter().for_each(|(at, block, _)| replacements::drop_block((at, block)));
+    gone.into_iter().for_each(|(at, block, _)| drop_plain_block((at, block)));
 }
 
 /// Forgets a stream before it ends, because a new stream can get its handle.
@@ -556,7 +583,7 @@ pub fn forget_context(context: usize) {
         pools.freed_later = freed_later;
         gone
     });
-    freed_later.into_iter().for_each(|(at, block, _)| replacements::drop_block((at, block)));
+    freed_later.into_iter().for_each(|(at, block, _)| drop_plain_block((at, block)));
 }
 
 /// Adds a pool that the program made on a GPU, with memory of the shim.
@@ -572,10 +599,10 @@ pub fn forget_handle(handle: usize) -> Option<u64> {
     with_pools(|pools| pools.known.remove(&handle))
 }
 
-/// Completes [`forget_handle`]: the driver has destroyed the pool, or refused.
-pub fn finish_destroy(handle: usize, number: u64, is_gone: bool) {
+/// Completes [`forget_handle`]: the driver has destroyed the pool, or refused to.
+pub fn finish_destroy(handle: usize, number: u64, destroyed: Result<(), u32>) {
     let spans = with_pools(|pools| {
-        if !is_gone {
+        if destroyed.is_err() {
             pools.known.insert(handle, number);
             return Vec::new();
         }
@@ -658,7 +685,7 @@ pub fn set_access(handle: usize, given: &[LocationAccess]) -> Result<bool, u32> 
     let Some((others, spans, is_shared)) = found else { return Ok(false) };
     for (at, bytes) in spans {
         for access in &others {
-            replacements::give_access(at, bytes, *access)?;
+            gpu_memory::give_access(at, bytes, *access)?;
         }
     }
     Ok(is_shared)

@@ -108,9 +108,10 @@ impl SpanRanges {
 
     /// Gives a range back. `waits`: events that must have completed before other streams may have it.
     pub fn give_back(&mut self, at: u64, bytes: u64, waits: Vec<EventWait>) {
-        let Some((first, length)) = self.spans.range(..=at).next_back().map(|(at, bytes)| (*at, *bytes)) else {
-            return;
-        };
+        let span = self.spans.range(..=at).next_back().map(|(at, bytes)| (*at, *bytes));
+        let span = span.filter(|(first, length)| at + bytes <= first + length);
+        debug_assert!(span.is_some(), "{bytes} bytes at {at:#x} are in no span");
+        let Some((first, length)) = span else { return };
         let mut own = (at, FreeRange { bytes, waits });
         let before = self.free.range(first..at).next_back().filter(|(near, range)| **near + range.bytes == at);
         let before = before.map(|(near, _)| *near);

@@ -1,34 +1,33 @@
 //! Calls that the shim answers itself, or changes: every call that allocates, maps or frees memory.
 //!
 //! A plain allocation gets memory that can be taken off the GPU: an address range, and memory mapped there. Programs
-//! that map memory themselves get handles of the shim. Each function here has the arguments of the driver's function
-//! and is called after the gate was passed.
+//! that map memory themselves get handles of the shim.
+//!
+//! Each `unsafe extern "C"` function here has the arguments of the driver's function that it replaces, with pointers as
+//! [`OutPtr`] and [`InPtr`]. It is called by the stub of that function alone, after the gate was passed: the program
+//! promises the pointers, and the current slot is that of the driver's function.
 
+use crate::allocations;
 use crate::contexts;
 use crate::control_thread;
-use crate::driver::{self, AllocationProperties, LocationAccess, ON_GPU, READ_WRITE, as_result, current_context};
+use crate::driver::{self, AllocationProperties, LocationAccess, ON_GPU, as_result, current_context, result_code};
+use crate::driver_pools;
 use crate::function_class;
 use crate::gate;
+use crate::gpu_memory::{ContextWork, release, uuid, wait_for_context_work};
 use crate::ipc::{self, IpcHandle};
-use crate::lease_page::{self, ParkObstacle};
+use crate::lease_page;
 use crate::memory_table::{self, MappingOwner, MemoryMapping, ParkableMemory, ProgramBlock};
+use crate::message::ParkObstacle;
+use crate::out_pointer::{InPtr, OutPtr};
 use crate::peer_access;
 use crate::pool;
-use crate::small_allocations::{CHUNK, LARGE};
 use crate::unmovable_memory;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// GPU memory is counted in multiples of this.
-pub const GRANULE: u64 = 2 << 20;
 /// Rows of a pitched allocation begin at multiples of this.
 const PITCH: usize = 512;
-/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
-const RDMA: c_int = 110;
-
-/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`.
-const SHAREABLE: c_int = 103;
 /// No allocation is ever at this address.
 const UNUSED_ADDRESS: u64 = 4096;
 
@@ -95,28 +94,35 @@ static REPLACEMENTS: &[Replacement] = &[
     Replacement("cuGraphAddNode", "", 12_020, unmovable::graph_add_node as *const ()),
 ];
 
+/// How a program names the function of the driver that it wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameForm {
+    /// By its symbol, which includes its version suffix.
+    Symbol,
+    /// By its plain name, in the form that this version of CUDA has.
+    Version(c_int),
+}
+
 /// The shim's function for one of the driver's; `None` if the driver's is called.
-pub fn find_replacement(name: &str, base: &str, version: c_int, is_symbol: bool) -> Option<usize> {
+pub fn find_replacement(name: &str, base: &str, form: NameForm) -> Option<usize> {
     let plain = name.trim_end_matches("_ptsz").trim_end_matches("_ptds");
-    let is_it = |own: &&Replacement| match own.0 == base {
-        true if is_symbol => plain.strip_prefix(base) == Some(own.1),
-        true => version >= own.2,
-        false => false,
+    let is_it = |own: &&Replacement| {
+        own.0 == base
+            && match form {
+                NameForm::Symbol => plain.strip_prefix(base) == Some(own.1),
+                NameForm::Version(version) => version >= own.2,
+            }
     };
     debug_assert!(function_class::base_name(name) == base);
     REPLACEMENTS.iter().find(is_it).map(|own| own.3 as usize)
-}
-
-/// The result code of a function.
-fn result_code(outcome: Result<(), u32>) -> u32 {
-    outcome.err().unwrap_or(driver::SUCCESS)
 }
 
 /// Calls the driver's function that this one replaces.
 macro_rules! call_driver {
     ($($argument:ident: $type:ty),*) => {{
         let at = gate::current_slot().real();
-        // SAFETY: the slot of this call belongs to a driver's function with these arguments.
+        // SAFETY: this function is called for the slot of the driver's function that it replaces, which has these
+        // arguments; they are the program's, or checked here.
         unsafe { std::mem::transmute::<usize, unsafe extern "C" fn($($type),*) -> u32>(at)($($argument),*) }
     }};
 }
@@ -125,285 +131,49 @@ pub mod context_away;
 mod pools;
 mod unmovable;
 
-fn write_out<T>(place: *mut T, value: T) -> Result<(), u32> {
-    if place.is_null() {
-        return Err(driver::INVALID_VALUE);
-    }
-    // SAFETY: the program promises that a pointer that is not null can be written.
-    unsafe { place.write_unaligned(value) };
-    Ok(())
-}
-
 /// The program begins to use the driver: from now on the daemon knows it.
-extern "C" fn init(flags: u32) -> u32 {
+unsafe extern "C" fn init(flags: u32) -> u32 {
     control_thread::start();
     call_driver!(flags: u32)
 }
 
-/// The UUID of a GPU, which does not change.
-pub fn uuid(device: c_int) -> [u8; 16] {
-    static KNOWN: [OnceLock<[u8; 16]>; 64] = [const { OnceLock::new() }; 64];
-    let ask = || {
-        let mut uuid = [0; 16];
-        driver::cuDeviceGetUuid_v2(&raw mut uuid, device);
-        uuid
-    };
-    KNOWN.get(device as usize).map_or_else(ask, |known| *known.get_or_init(ask))
-}
-
-/// The properties of a plain allocation's memory.
-fn properties(device: c_int) -> AllocationProperties {
-    static KNOWN: [OnceLock<[bool; 2]>; 64] = [const { OnceLock::new() }; 64];
-    let ask = || {
-        [RDMA, SHAREABLE].map(|attribute| {
-            let mut value = 0;
-            driver::cuDeviceGetAttribute(&raw mut value, attribute, device);
-            value != 0
-        })
-    };
-    let [rdma, is_shareable] = KNOWN.get(device as usize).map_or([false; 2], |known| *known.get_or_init(ask));
-    AllocationProperties {
-        kind: 1,
-        // Requested for every allocation: a program may share memory that it allocated long before.
-        handle_types: if is_shareable { ipc::DESCRIPTOR } else { 0 },
-        location: driver::MemLocation { kind: ON_GPU, id: device },
-        rdma: u8::from(rdma),
-        ..AllocationProperties::default()
-    }
-}
-
-/// Allocates memory of a GPU and an address range, and maps one at the other. If memory is short, idle memory of pools
-/// is given back first.
-fn allocate(bytes: u64, context: usize, device: c_int) -> Result<u64, u32> {
-    let once = || allocate_once(bytes, context, device, MappingOwner::Plain, &peer_access::access_to(device));
-    let at = match once() {
-        Err(driver::OUT_OF_MEMORY) if pool::release_idle_spans(device) => once(),
-        other => other,
-    }?;
-    // Another context may have been given access just now.
-    for access in peer_access::access_to(device) {
-        let knows = memory_table::lock().mappings.get(&at).is_none_or(|mapping| mapping.access.contains(&access));
-        if !knows {
-            give_access(at, bytes, access)?;
-        }
-    }
-    Ok(at)
-}
-
-/// Like [`allocate`], from memory that is free now. `others`: what other GPUs may do with the memory.
-pub fn allocate_once(
-    bytes: u64,
-    context: usize,
-    device: c_int,
-    owner: MappingOwner,
-    others: &[LocationAccess],
-) -> Result<u64, u32> {
-    let uuid = uuid(device);
-    if !lease_page::reserve(&uuid, device, bytes) {
-        return Err(driver::OUT_OF_MEMORY);
-    }
-    let made = map_new_memory(bytes, context, device, owner, others);
-    if made.is_err() {
-        lease_page::give_back(&uuid, device, bytes);
-    }
-    made
-}
-
-fn map_new_memory(
-    bytes: u64,
-    context: usize,
-    device: c_int,
-    owner: MappingOwner,
-    others: &[LocationAccess],
-) -> Result<u64, u32> {
-    let (properties, length) = (properties(device), bytes as usize);
-    let mut access = vec![LocationAccess { location: properties.location, flags: READ_WRITE }];
-    access.extend(others);
-    let (mut at, mut real) = (0, 0);
-    as_result(driver::cuMemAddressReserve(&raw mut at, length, 0, 0, 0))?;
-    let created = as_result(driver::cuMemCreate(&raw mut real, length, &raw const properties, 0));
-    let shown = created.and_then(|()| {
-        let mapped = as_result(driver::cuMemMap(at, length, 0, real, 0));
-        let shown = mapped.and_then(|()| as_result(driver::cuMemSetAccess(at, length, access.as_ptr(), access.len())));
-        if shown.is_err() {
-            if mapped.is_ok() {
-                driver::cuMemUnmap(at, length);
-            }
-            driver::cuMemRelease(real);
-        }
-        shown
-    });
-    if let Err(error) = shown {
-        driver::cuMemAddressFree(at, length);
-        return Err(error);
-    }
-    let mut table = memory_table::lock();
-    let handle = table.add_memory(ParkableMemory {
-        real: Some(real),
-        bytes,
-        properties,
-        flags: 0,
-        uuid: uuid(device),
-        context,
-        // The memory is kept alive by its mapping alone.
-        count: 0,
-        mapped: BTreeSet::new(),
-        arena: None,
-    });
-    table.map(at, MemoryMapping { handle, bytes, offset: 0, access, owner });
-    Ok(at)
-}
-
-/// Sets what a GPU may do with a mapping of the shim.
-pub fn give_access(at: u64, bytes: u64, access: LocationAccess) -> Result<(), u32> {
-    as_result(driver::cuMemSetAccess(at, bytes as usize, &raw const access, 1))?;
-    memory_table::lock().note_access(at, bytes, &[access]);
-    Ok(())
-}
-
-/// Unmaps the memory at an address of the shim, and frees the address range.
-pub fn drop_mapping(at: u64) {
-    let mut table = memory_table::lock();
-    let Some(bytes) = table.mappings.get(&at).map(|mapping| mapping.bytes) else { return };
-    let gone = table.unmap(at, bytes);
-    drop(table);
-    for physical in gone {
-        if let Some(real) = physical.real {
-            driver::cuMemUnmap(at, bytes as usize);
-            driver::cuMemRelease(real);
-        }
-        lease_page::give_back(&physical.uuid, physical.properties.location.id, physical.bytes);
-    }
-    driver::cuMemAddressFree(at, bytes as usize);
-}
-
-/// An event in each context that was never recorded.
-static EVENTS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
-
-/// Returns an error if a plain call would fail now: the context is broken, or a capture forbids the call. The driver
-/// reports that when an event that was never recorded is queried.
-fn check_call_allowed(context: usize) -> Result<(), u32> {
-    let known = EVENTS.lock().unwrap_or_else(PoisonError::into_inner).get(&context).copied();
-    let event = match known {
-        Some(event) => event,
-        None => {
-            let mut event = 0;
-            as_result(driver::cuEventCreate(&raw mut event, driver::NO_TIMING))?;
-            EVENTS.lock().unwrap_or_else(PoisonError::into_inner).insert(context, event);
-            event
-        }
-    };
-    as_result(driver::cuEventQuery(event))
-}
-
-/// Waits for the GPU as freeing does: for all work in the context of the freed memory, whichever context is current.
-/// Returns false without waiting if a capture is open, because the wait would spoil it.
-pub fn wait_for_context_work(context: usize) -> Result<bool, u32> {
-    let wait = || match current_context() {
-        Ok((own, _)) if own == context => driver::cuCtxSynchronize(),
-        _ => result_code(driver::with_context(context, || as_result(driver::cuCtxSynchronize()))),
-    };
-    match gate::unless_capturing(wait) {
-        Some(result) => as_result(result).map(|()| true),
-        None => Ok(false),
-    }
-}
-
-/// Frees allocations that could not be freed while a capture was open.
-fn free_deferred() {
-    let waiting = std::mem::take(&mut memory_table::lock().deferred);
-    if waiting.is_empty() {
-        return;
-    }
-    let contexts: BTreeSet<usize> = waiting.iter().map(|(_, block)| block.context).collect();
-    let settled: BTreeSet<usize> =
-        contexts.into_iter().filter(|context| wait_for_context_work(*context) == Ok(true)).collect();
-    let (free, still): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(_, block)| settled.contains(&block.context));
-    memory_table::lock().deferred.extend(still);
-    free.into_iter().for_each(drop_block);
-}
-
-/// Frees the same allocations when the GPU is idle and no capture is open.
-pub fn drop_deferred() {
-    let waiting = std::mem::take(&mut memory_table::lock().deferred);
-    waiting.into_iter().for_each(drop_block);
-}
-
-/// Frees an allocation that was taken out of the table.
-pub fn drop_block((at, block): (u64, ProgramBlock)) {
-    if block.pool != 0 {
-        return pool::give_back(at, &block);
-    }
-    if block.is_import {
-        return ipc::unmap(at);
-    }
-    ipc::forget_export(&block);
-    let whole = if block.is_small { memory_table::lock().small.give_back(at) } else { Some(at) };
-    if let Some(first) = whole {
-        drop_mapping(first);
-    }
-}
-
-/// Frees what was allocated in a context that is gone.
-fn end_context(context: usize) {
-    let mut table = memory_table::lock();
-    let own: Vec<u64> = table.blocks.iter().filter(|(_, block)| block.context == context).map(|(at, _)| *at).collect();
-    let mut gone: Vec<(u64, ProgramBlock)> =
-        own.iter().filter_map(|at| Some((*at, table.blocks.remove(at)?))).collect();
-    gone.extend(table.deferred.extract_if(.., |(_, block)| block.context == context));
-    // The rest was mapped by the program itself, or shared: any other context can move it.
-    table
-        .physical
-        .values_mut()
-        .filter(|physical| physical.context == context)
-        .for_each(|physical| physical.context = 0);
-    drop(table);
-    pool::forget_context(context);
-    unmovable_memory::forget_context(context);
-    peer_access::forget(context);
-    gone.into_iter().for_each(drop_block);
-    pool::release_excess();
-}
-
-/// Forgets a context before it ends, because a new context can get its handle.
-fn forget_context(context: usize) {
-    EVENTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&context);
-    contexts::forget(context);
-}
-
 /// Every form of `cuCtxCreate` has its result pointer first, and the other arguments in registers.
-extern "C" fn context_create(place: *mut usize, a: usize, b: usize, c: usize, d: usize) -> u32 {
-    let result = call_driver!(place: *mut usize, a: usize, b: usize, c: usize, d: usize);
-    note_context(result, place)
+unsafe extern "C" fn context_create(place: OutPtr<usize>, a: usize, b: usize, c: usize, d: usize) -> u32 {
+    let result = call_driver!(place: OutPtr<usize>, a: usize, b: usize, c: usize, d: usize);
+    // SAFETY: that was the driver's call.
+    unsafe { note_context(result, place) }
 }
 
-extern "C" fn primary_retain(place: *mut usize, device: c_int) -> u32 {
-    let result = call_driver!(place: *mut usize, device: c_int);
-    note_context(result, place)
+unsafe extern "C" fn primary_retain(place: OutPtr<usize>, device: c_int) -> u32 {
+    let result = call_driver!(place: OutPtr<usize>, device: c_int);
+    // SAFETY: that was the driver's call.
+    unsafe { note_context(result, place) }
 }
 
-fn note_context(result: u32, place: *mut usize) -> u32 {
-    if result == driver::SUCCESS && !place.is_null() {
-        // SAFETY: the driver has just written there.
-        contexts::add(unsafe { place.read_unaligned() });
+/// # Safety
+/// If the result is success, the driver has just written a context to `place`.
+unsafe fn note_context(result: u32, place: OutPtr<usize>) -> u32 {
+    if result == driver::SUCCESS {
+        // SAFETY: the caller promises the value.
+        unsafe { place.read() }.into_iter().for_each(contexts::add);
     }
     result
 }
 
-extern "C" fn context_destroy(context: usize) -> u32 {
+unsafe extern "C" fn context_destroy(context: usize) -> u32 {
     let _going = contexts::keep_all();
     let was_known = contexts::all().contains(&context);
-    forget_context(context);
+    allocations::forget_context(context);
     let result = call_driver!(context: usize);
     if result == driver::SUCCESS {
-        end_context(context);
+        allocations::end_context(context);
     } else if was_known {
         contexts::add(context);
     }
     result
 }
 
-extern "C" fn enable_peer(context: usize, flags: u32) -> u32 {
+unsafe extern "C" fn enable_peer(context: usize, flags: u32) -> u32 {
     let result = call_driver!(context: usize, flags: u32);
     match as_result(result).and_then(|()| peer_access::enabled(context)) {
         Err(error) if result == driver::SUCCESS => {
@@ -415,7 +185,7 @@ extern "C" fn enable_peer(context: usize, flags: u32) -> u32 {
     }
 }
 
-extern "C" fn disable_peer(context: usize) -> u32 {
+unsafe extern "C" fn disable_peer(context: usize) -> u32 {
     let result = call_driver!(context: usize);
     let told = result_code(as_result(result).and_then(|()| peer_access::disabled(context)));
     if result == driver::SUCCESS && !peer_access::is_any() && !pool::is_reached() {
@@ -427,25 +197,25 @@ extern "C" fn disable_peer(context: usize) -> u32 {
 /// The primary context of a GPU; `None` if it is not active.
 fn primary(device: c_int) -> Option<usize> {
     let (mut flags, mut active) = (0, 0);
-    driver::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active);
+    driver::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active);
     if active == 0 {
         return None;
     }
     let mut context = 0;
-    as_result(driver::cuDevicePrimaryCtxRetain(&raw mut context, device)).ok()?;
+    as_result(driver::cuDevicePrimaryCtxRetain(&mut context, device)).ok()?;
     driver::cuDevicePrimaryCtxRelease_v2(device);
     Some(context)
 }
 
-extern "C" fn primary_release(device: c_int) -> u32 {
+unsafe extern "C" fn primary_release(device: c_int) -> u32 {
     let _going = contexts::keep_all();
     let before = primary(device);
-    before.into_iter().for_each(forget_context);
+    before.into_iter().for_each(allocations::forget_context);
     let result = call_driver!(device: c_int);
     let (mut flags, mut active) = (0, 1);
-    driver::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active);
+    driver::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active);
     match (before, result, active) {
-        (Some(context), driver::SUCCESS, 0) => end_context(context),
+        (Some(context), driver::SUCCESS, 0) => allocations::end_context(context),
         // The primary context is still retained elsewhere in the program.
         (Some(context), ..) => contexts::add(context),
         _ => {}
@@ -453,69 +223,57 @@ extern "C" fn primary_release(device: c_int) -> u32 {
     result
 }
 
-fn alloc(bytes: u64) -> Result<u64, u32> {
-    let (context, device) = current_context()?;
-    check_call_allowed(context)?;
-    free_deferred();
-    pool::free_completed();
-    if bytes >= LARGE {
-        let whole = bytes.checked_next_multiple_of(GRANULE).ok_or(driver::OUT_OF_MEMORY)?;
-        let at = allocate(whole, context, device)?;
-        memory_table::lock().add_block(at, ProgramBlock { bytes, context, ..ProgramBlock::default() });
-        return Ok(at);
-    }
-    let found = memory_table::lock().small.take_slot(device, bytes);
-    let at = match found {
-        Some(at) => at,
-        None => {
-            let chunk = allocate(CHUNK, context, device)?;
-            memory_table::lock().small.add_chunk(device, bytes, chunk)
-        }
-    };
-    memory_table::lock().add_block(at, ProgramBlock { bytes, context, is_small: true, ..ProgramBlock::default() });
-    Ok(at)
-}
-
-extern "C" fn mem_alloc(place: *mut u64, bytes: usize) -> u32 {
+unsafe extern "C" fn mem_alloc(place: OutPtr<u64>, bytes: usize) -> u32 {
     if place.is_null() || bytes == 0 {
-        return call_driver!(place: *mut u64, bytes: usize);
+        return call_driver!(place: OutPtr<u64>, bytes: usize);
     }
-    result_code(alloc(bytes as u64).and_then(|at| write_out(place, at)))
+    result_code(allocations::alloc(bytes as u64).and_then(|at| place.write(at)))
 }
 
-extern "C" fn mem_alloc_pitch(place: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) -> u32 {
+unsafe extern "C" fn mem_alloc_pitch(
+    place: OutPtr<u64>,
+    pitch: OutPtr<usize>,
+    width: usize,
+    height: usize,
+    element: u32,
+) -> u32 {
     let line = width.checked_next_multiple_of(PITCH);
     let bytes = line.and_then(|line| line.checked_mul(height)).filter(|bytes| *bytes > 0);
     let (Some(line), Some(bytes)) = (line, bytes) else {
-        return call_driver!(place: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32);
+        return call_driver!(place: OutPtr<u64>, pitch: OutPtr<usize>, width: usize, height: usize, element: u32);
     };
     if place.is_null() || pitch.is_null() || !matches!(element, 4 | 8 | 16) {
         return driver::INVALID_VALUE;
     }
-    result_code(alloc(bytes as u64).and_then(|at| {
-        write_out(pitch, line)?;
-        write_out(place, at)
+    result_code(allocations::alloc(bytes as u64).and_then(|at| {
+        pitch.write(line)?;
+        place.write(at)
     }))
 }
 
-extern "C" fn mem_free(at: u64) -> u32 {
+unsafe extern "C" fn mem_free(at: u64) -> u32 {
     let block = memory_table::lock().blocks.get(&at).copied();
     if block.is_some_and(|block| block.is_import) {
         return driver::INVALID_VALUE;
     }
+    if let Some(block) = block {
+        return free_own(at, block);
+    }
+    // It is the driver's own allocation and on the GPU: the driver decides whether to free it.
+    let result = call_driver!(at: u64);
+    if result == driver::SUCCESS {
+        driver_pools::forget_driver_pool_block(at);
+        unmovable_memory::forget(ParkObstacle::Managed, at);
+    }
+    result
+}
+
+/// Frees an allocation of the shim.
+fn free_own(at: u64, block: ProgramBlock) -> u32 {
     let is_parked = gate::is_away();
-    let Some(block) = block else {
-        // It is the driver's own allocation and on the GPU: the driver decides whether to free it.
-        let result = call_driver!(at: u64);
-        if result == driver::SUCCESS {
-            pools::forget_driver_pool_block(at);
-            unmovable_memory::forget(ParkObstacle::Managed, at);
-        }
-        return result;
-    };
     // Freeing waits for the GPU, but not while the memory is away: then nothing runs.
-    let is_settled = match if is_parked { Ok(true) } else { wait_for_context_work(block.context) } {
-        Ok(is_settled) => is_settled,
+    let work = match if is_parked { Ok(ContextWork::Done) } else { wait_for_context_work(block.context) } {
+        Ok(work) => work,
         Err(error) => return error,
     };
     let mut table = memory_table::lock();
@@ -523,29 +281,16 @@ extern "C" fn mem_free(at: u64) -> u32 {
     if table.blocks.remove(&at).is_none() {
         return driver::INVALID_VALUE;
     }
-    if !is_settled {
+    if work == ContextWork::Captured {
         table.deferred.push((at, block));
         return driver::SUCCESS;
     }
     drop(table);
-    drop_block((at, block));
+    allocations::drop_block((at, block));
     if !is_parked {
-        free_deferred();
+        allocations::free_deferred();
     }
     driver::SUCCESS
-}
-
-/// Frees an allocation that is away: nothing runs that could use it.
-pub fn free_parked(at: u64) {
-    let block = memory_table::lock().blocks.remove(&at);
-    match block {
-        Some(block) => drop_block((at, block)),
-        None => {
-            if driver::cuMemFree_v2(at) == driver::SUCCESS {
-                pools::forget_driver_pool_block(at);
-            }
-        }
-    }
 }
 
 /// An address as the driver may be asked about it: an address of the shim's memory outside the program's allocations is
@@ -554,7 +299,7 @@ fn address_for_driver(at: u64) -> u64 {
     if memory_table::lock().is_hidden(at) { UNUSED_ADDRESS } else { at }
 }
 
-extern "C" fn address_range(base: *mut u64, size: *mut usize, at: u64) -> u32 {
+unsafe extern "C" fn address_range(base: OutPtr<u64>, size: OutPtr<usize>, at: u64) -> u32 {
     let at = address_for_driver(at);
     let table = memory_table::lock();
     let mapped = table.mapping(at).map(|(first, mapping)| (first, mapping.bytes));
@@ -565,35 +310,33 @@ extern "C" fn address_range(base: *mut u64, size: *mut usize, at: u64) -> u32 {
     };
     drop(table);
     let Some((first, bytes)) = found else {
-        return call_driver!(base: *mut u64, size: *mut usize, at: u64);
+        return call_driver!(base: OutPtr<u64>, size: OutPtr<usize>, at: u64);
     };
-    let base_told = if base.is_null() { Ok(()) } else { write_out(base, first) };
-    result_code(base_told.and_then(|()| if size.is_null() { Ok(()) } else { write_out(size, bytes as usize) }))
+    result_code(base.write_if_wanted(first).and_then(|()| size.write_if_wanted(bytes as usize)))
 }
 
-extern "C" fn mem_info(free: *mut usize, total: *mut usize) -> u32 {
+unsafe extern "C" fn mem_info(free: OutPtr<usize>, total: OutPtr<usize>) -> u32 {
     let (mut left, mut all) = (0, 0);
-    let asked = as_result(driver::cuMemGetInfo_v2(&raw mut left, &raw mut all));
+    let asked = as_result(driver::cuMemGetInfo_v2(&mut left, &mut all));
     result_code(asked.and_then(|()| {
         let (_, device) = current_context()?;
         let (left, all) = lease_page::leased_memory(&uuid(device), left as u64, all as u64);
         let excess = if !gate::is_away() { pool::excess_bytes(device) } else { 0 };
         let left = left.saturating_add(excess).min(all);
-        if !free.is_null() {
-            write_out(free, left as usize)?;
-        }
-        if total.is_null() { Ok(()) } else { write_out(total, all as usize) }
+        free.write_if_wanted(left as usize)?;
+        total.write_if_wanted(all as usize)
     }))
 }
 
-extern "C" fn mem_create(place: *mut u64, bytes: usize, wanted: *const AllocationProperties, flags: u64) -> u32 {
-    if place.is_null() || wanted.is_null() {
-        return driver::INVALID_VALUE;
-    }
-    // SAFETY: the program promises that a pointer that is not null can be read.
-    let properties = unsafe { wanted.read_unaligned() };
+unsafe extern "C" fn mem_create(
+    place: OutPtr<u64>,
+    bytes: usize,
+    wanted: InPtr<AllocationProperties>,
+    flags: u64,
+) -> u32 {
+    let Some(properties) = wanted.read().filter(|_| !place.is_null()) else { return driver::INVALID_VALUE };
     if properties.location.kind != ON_GPU {
-        return call_driver!(place: *mut u64, bytes: usize, wanted: *const AllocationProperties, flags: u64);
+        return call_driver!(place: OutPtr<u64>, bytes: usize, wanted: InPtr<AllocationProperties>, flags: u64);
     }
     let (device, bytes) = (properties.location.id, bytes as u64);
     let uuid = uuid(device);
@@ -603,9 +346,9 @@ extern "C" fn mem_create(place: *mut u64, bytes: usize, wanted: *const Allocatio
         return driver::OUT_OF_MEMORY;
     }
     let mut real = 0;
-    let mut made = driver::cuMemCreate(&raw mut real, bytes as usize, wanted, flags);
+    let mut made = driver::cuMemCreate(&mut real, bytes as usize, &properties, flags);
     if made == driver::OUT_OF_MEMORY && pool::release_idle_spans(device) {
-        made = driver::cuMemCreate(&raw mut real, bytes as usize, wanted, flags);
+        made = driver::cuMemCreate(&mut real, bytes as usize, &properties, flags);
     }
     if let Err(error) = as_result(made) {
         lease_page::give_back(&uuid, device, bytes);
@@ -615,7 +358,7 @@ extern "C" fn mem_create(place: *mut u64, bytes: usize, wanted: *const Allocatio
     let (mapped, arena) = (BTreeSet::new(), None);
     let physical =
         ParkableMemory { real: Some(real), bytes, properties, flags, uuid, context, count: 1, mapped, arena };
-    result_code(write_out(place, memory_table::lock().add_memory(physical)))
+    result_code(place.write(memory_table::lock().add_memory(physical)))
 }
 
 /// The driver's handle for one of the shim's; a handle that is not the shim's is returned unchanged.
@@ -623,7 +366,7 @@ fn real_handle(handle: u64) -> u64 {
     memory_table::lock().physical.get(&handle).map_or(handle, |physical| physical.real.unwrap_or(0))
 }
 
-extern "C" fn mem_map(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64) -> u32 {
+unsafe extern "C" fn mem_map(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64) -> u32 {
     let real = real_handle(handle);
     let result = driver::cuMemMap(at, bytes, offset, real, flags);
     if result == driver::SUCCESS && real != handle {
@@ -640,12 +383,12 @@ extern "C" fn mem_map(at: u64, bytes: usize, offset: usize, handle: u64, flags: 
 }
 
 /// Frees an address range with the driver's function; refused while a mapping, also of parked memory, is in it.
-extern "C" fn address_free(at: u64, bytes: usize) -> u32 {
+unsafe extern "C" fn address_free(at: u64, bytes: usize) -> u32 {
     let is_used = memory_table::lock().mappings.range(at..at.saturating_add(bytes as u64)).next().is_some();
     if is_used { driver::INVALID_VALUE } else { call_driver!(at: u64, bytes: usize) }
 }
 
-extern "C" fn mem_unmap(at: u64, bytes: usize) -> u32 {
+unsafe extern "C" fn mem_unmap(at: u64, bytes: usize) -> u32 {
     let result = driver::cuMemUnmap(at, bytes);
     if result == driver::SUCCESS {
         let gone = memory_table::lock().unmap(at, bytes as u64);
@@ -654,26 +397,17 @@ extern "C" fn mem_unmap(at: u64, bytes: usize) -> u32 {
     result
 }
 
-/// Frees memory that has no handle and no mapping left.
-fn release(physical: ParkableMemory) {
-    if let Some(real) = physical.real {
-        driver::cuMemRelease(real);
-    }
-    lease_page::give_back(&physical.uuid, physical.properties.location.id, physical.bytes);
-}
-
-extern "C" fn mem_set_access(at: u64, bytes: usize, given: *const LocationAccess, count: usize) -> u32 {
-    let result = driver::cuMemSetAccess(at, bytes, given, count);
-    if result == driver::SUCCESS && !given.is_null() {
-        // SAFETY: the driver has just read `count` entries.
-        let given: Vec<LocationAccess> =
-            (0..count).map(|number| unsafe { given.add(number).read_unaligned() }).collect();
-        memory_table::lock().note_access(at, bytes as u64, &given);
+unsafe extern "C" fn mem_set_access(at: u64, bytes: usize, given: InPtr<LocationAccess>, count: usize) -> u32 {
+    // SAFETY: the program promises a list of that length.
+    let result = unsafe { driver::cuMemSetAccess(at, bytes, given.as_raw(), count) };
+    if result == driver::SUCCESS {
+        // SAFETY: the driver has just read as many.
+        memory_table::lock().note_access(at, bytes as u64, &unsafe { given.read_list(count) });
     }
     result
 }
 
-extern "C" fn mem_release(handle: u64) -> u32 {
+unsafe extern "C" fn mem_release(handle: u64) -> u32 {
     let mut table = memory_table::lock();
     let Some(physical) = table.physical.get_mut(&handle).filter(|physical| physical.count > 0) else {
         drop(table);
@@ -686,50 +420,55 @@ extern "C" fn mem_release(handle: u64) -> u32 {
     driver::SUCCESS
 }
 
-extern "C" fn mem_retain(place: *mut u64, at: *mut c_void) -> u32 {
+unsafe extern "C" fn mem_retain(place: OutPtr<u64>, at: *mut c_void) -> u32 {
     let mut table = memory_table::lock();
-    let found = table.mapping(at as u64).map(|(_, mapping)| mapping.handle);
     // Plain allocations have no handle for the program.
-    let is_plain = table.block(at as u64).is_some();
-    let Some(physical) = found.filter(|_| !is_plain).and_then(|handle| table.physical.get_mut(&handle)) else {
+    if table.block(at as u64).is_some() {
+        return driver::INVALID_VALUE;
+    }
+    let handle = table.mapping(at as u64).map(|(_, mapping)| mapping.handle);
+    let found = handle.and_then(|handle| Some((handle, table.physical.get_mut(&handle)?)));
+    let Some((handle, physical)) = found else {
         drop(table);
-        return if is_plain { driver::INVALID_VALUE } else { call_driver!(place: *mut u64, at: *mut c_void) };
+        return call_driver!(place: OutPtr<u64>, at: *mut c_void);
     };
     physical.count += 1;
     drop(table);
-    result_code(write_out(place, found.unwrap_or(0)))
+    result_code(place.write(handle))
 }
 
-extern "C" fn mem_properties(place: *mut AllocationProperties, handle: u64) -> u32 {
-    driver::cuMemGetAllocationPropertiesFromHandle(place, real_handle(handle))
+unsafe extern "C" fn mem_properties(place: OutPtr<AllocationProperties>, handle: u64) -> u32 {
+    // SAFETY: the program promises the place, and the driver checks it for null.
+    unsafe { driver::cuMemGetAllocationPropertiesFromHandle(place.as_raw(), real_handle(handle)) }
 }
 
-extern "C" fn mem_export(place: *mut c_void, handle: u64, kind: c_int, flags: u64) -> u32 {
-    let result = driver::cuMemExportToShareableHandle(place, real_handle(handle), kind, flags);
+unsafe extern "C" fn mem_export(place: OutPtr<c_void>, handle: u64, kind: c_int, flags: u64) -> u32 {
+    // SAFETY: the program promises a place for a handle of this kind.
+    let result = unsafe { driver::cuMemExportToShareableHandle(place.as_raw(), real_handle(handle), kind, flags) };
     if result == driver::SUCCESS {
         lease_page::set_obstacle(ParkObstacle::Shared, "cuMemExportToShareableHandle");
     }
     result
 }
 
-extern "C" fn ipc_get(place: *mut IpcHandle, at: u64) -> u32 {
+unsafe extern "C" fn ipc_get(place: OutPtr<IpcHandle>, at: u64) -> u32 {
     match ipc::handle_for(at).filter(|_| !place.is_null()) {
-        Some(handle) => result_code(write_out(place, handle)),
+        Some(handle) => result_code(place.write(handle)),
         None => {
-            let result = call_driver!(place: *mut IpcHandle, at: u64);
+            let result = call_driver!(place: OutPtr<IpcHandle>, at: u64);
             shared_by_driver(result)
         }
     }
 }
 
-extern "C" fn ipc_open(place: *mut u64, handle: IpcHandle, flags: u32) -> u32 {
+unsafe extern "C" fn ipc_open(place: OutPtr<u64>, handle: IpcHandle, flags: u32) -> u32 {
     if place.is_null() {
         return driver::INVALID_VALUE;
     }
     match ipc::open_handle(&handle, flags) {
-        Some(opened) => result_code(opened.and_then(|at| write_out(place, at))),
+        Some(opened) => result_code(opened.and_then(|at| place.write(at))),
         None => {
-            let result = call_driver!(place: *mut u64, handle: IpcHandle, flags: u32);
+            let result = call_driver!(place: OutPtr<u64>, handle: IpcHandle, flags: u32);
             shared_by_driver(result)
         }
     }
@@ -743,7 +482,7 @@ fn shared_by_driver(result: u32) -> u32 {
     result
 }
 
-extern "C" fn ipc_close(at: u64) -> u32 {
+unsafe extern "C" fn ipc_close(at: u64) -> u32 {
     match ipc::close_import(at) {
         Some(closed) => result_code(closed),
         None => call_driver!(at: u64),
@@ -798,34 +537,46 @@ fn width(attribute: c_int) -> usize {
     }
 }
 
-fn write_attribute(place: *mut c_void, attribute: c_int, value: u64) -> Result<(), u32> {
-    match width(attribute) {
-        1 => write_out(place.cast(), value as u8),
-        4 => write_out(place.cast(), value as u32),
-        _ => write_out(place.cast(), value),
+/// # Safety
+/// The place has room for the value of this attribute, or is null.
+unsafe fn write_attribute(place: OutPtr<c_void>, attribute: c_int, value: u64) -> Result<(), u32> {
+    // SAFETY: the caller promises room for as many bytes as the attribute has.
+    unsafe {
+        match width(attribute) {
+            1 => place.cast::<u8>().write(value as u8),
+            4 => place.cast::<u32>().write(value as u32),
+            _ => place.cast::<u64>().write(value),
+        }
     }
 }
 
-extern "C" fn pointer_attribute(place: *mut c_void, attribute: c_int, at: u64) -> u32 {
+unsafe extern "C" fn pointer_attribute(place: OutPtr<c_void>, attribute: c_int, at: u64) -> u32 {
     let at = address_for_driver(at);
     match known_attribute(attribute, at) {
-        Some(value) => result_code(write_attribute(place, attribute, value)),
-        None => call_driver!(place: *mut c_void, attribute: c_int, at: u64),
+        // SAFETY: the program promises room for this attribute.
+        Some(value) => result_code(unsafe { write_attribute(place, attribute, value) }),
+        None => call_driver!(place: OutPtr<c_void>, attribute: c_int, at: u64),
     }
 }
 
-extern "C" fn pointer_attributes(count: u32, attributes: *const c_int, places: *const *mut c_void, at: u64) -> u32 {
+unsafe extern "C" fn pointer_attributes(
+    count: u32,
+    attributes: InPtr<c_int>,
+    places: InPtr<OutPtr<c_void>>,
+    at: u64,
+) -> u32 {
     let at = address_for_driver(at);
-    let result = call_driver!(count: u32, attributes: *const c_int, places: *const *mut c_void, at: u64);
+    let result = call_driver!(count: u32, attributes: InPtr<c_int>, places: InPtr<OutPtr<c_void>>, at: u64);
     if result != driver::SUCCESS || attributes.is_null() || places.is_null() {
         return result;
     }
-    for number in 0..count as usize {
-        // SAFETY: the driver has just read that many, and written to the places.
-        let (attribute, place) = unsafe { (attributes.add(number).read(), places.add(number).read()) };
+    // SAFETY: the driver has just read that many.
+    let (attributes, places) = unsafe { (attributes.read_list(count as usize), places.read_list(count as usize)) };
+    for (attribute, place) in attributes.into_iter().zip(places) {
         if let Some(value) = known_attribute(attribute, at) {
-            // A place that the driver could write to can be written to.
-            let _ = write_attribute(place, attribute, value);
+            // SAFETY: the driver has just written the value of this attribute there.
+            let written = unsafe { write_attribute(place, attribute, value) };
+            debug_assert!(written.is_ok(), "the driver accepted a null pointer for attribute {attribute}");
         }
     }
     result

@@ -17,7 +17,6 @@ struct SmallChunk {
 }
 
 /// Chunks, by address.
-#[derive(Default)]
 pub struct SmallAllocations {
     chunks: BTreeMap<u64, SmallChunk>,
 }
@@ -28,6 +27,11 @@ pub fn slot_bytes(bytes: u64) -> u64 {
 }
 
 impl SmallAllocations {
+    /// No chunks.
+    pub const fn new() -> SmallAllocations {
+        SmallAllocations { chunks: BTreeMap::new() }
+    }
+
     /// Takes a free slot on a GPU; `None` if no chunk has one.
     pub fn take_slot(&mut self, device: i32, bytes: u64) -> Option<u64> {
         let slot = slot_bytes(bytes);
@@ -65,7 +69,7 @@ mod tests {
 
     #[test]
     fn slots_are_exclusive_and_empty_chunks_are_returned() {
-        let mut small = SmallAllocations::default();
+        let mut small = SmallAllocations::new();
         assert_eq!(small.take_slot(0, 100), None);
         assert_eq!(small.add_chunk(0, 100, 1 << 30), 1 << 30);
         let more: Vec<u64> = std::iter::from_fn(|| small.take_slot(0, 512)).collect();

@@ -8,13 +8,10 @@
 //! Functions that only ask, or wait for the GPU, pass without the gate. Their stubs check whether the context is away,
 //! which costs two instructions, and jump to the driver's function if it is not: if it were, they would hang there.
 
-use crate::entry_points;
 use crate::gate;
-use crate::hook;
+use crate::slots::{self, STUBS};
 use std::arch::naked_asm;
 
-/// How many functions can have a stub: a driver has about a thousand.
-pub const STUBS: usize = 2048;
 /// Bytes of a stub.
 const STUB_BYTES: usize = 16;
 /// Bytes of a stub that passes without the gate.
@@ -48,7 +45,7 @@ extern "C" fn thin_stubs() {
         ".endr",
         count = const STUBS,
         away = sym gate::CONTEXT_AWAY,
-        straight = sym hook::STRAIGHT,
+        straight = sym slots::STRAIGHT,
         pass = sym wait_and_pass,
     )
 }
@@ -84,7 +81,7 @@ extern "C" fn wait_and_pass() {
         "jmp [r10 + 8 * r11]",
         "3:",
         "ret",
-        straight = sym hook::STRAIGHT,
+        straight = sym slots::STRAIGHT,
         wait = sym gate::wait_for_context,
         go_on = const gate::GO_ON as i32,
     )
@@ -173,49 +170,5 @@ extern "C" fn pass() {
         "ret",
         enter = sym gate::enter,
         leave = sym gate::leave,
-    )
-}
-
-/// The first call of an exported function: finds where it goes, and goes there.
-#[unsafe(naked)]
-pub extern "C" fn first_call() {
-    naked_asm!(
-        "push rbp",
-        "mov rbp, rsp",
-        "sub rsp, 208",
-        "mov [rbp - 8], rdi",
-        "mov [rbp - 16], rsi",
-        "mov [rbp - 24], rdx",
-        "mov [rbp - 32], rcx",
-        "mov [rbp - 40], r8",
-        "mov [rbp - 48], r9",
-        "movups [rbp - 80], xmm0",
-        "movups [rbp - 96], xmm1",
-        "movups [rbp - 112], xmm2",
-        "movups [rbp - 128], xmm3",
-        "movups [rbp - 144], xmm4",
-        "movups [rbp - 160], xmm5",
-        "movups [rbp - 176], xmm6",
-        "movups [rbp - 192], xmm7",
-        "mov edi, r11d",
-        "call {linked}",
-        "mov r11, rax",
-        "mov rdi, [rbp - 8]",
-        "mov rsi, [rbp - 16]",
-        "mov rdx, [rbp - 24]",
-        "mov rcx, [rbp - 32]",
-        "mov r8, [rbp - 40]",
-        "mov r9, [rbp - 48]",
-        "movups xmm0, [rbp - 80]",
-        "movups xmm1, [rbp - 96]",
-        "movups xmm2, [rbp - 112]",
-        "movups xmm3, [rbp - 128]",
-        "movups xmm4, [rbp - 144]",
-        "movups xmm5, [rbp - 160]",
-        "movups xmm6, [rbp - 176]",
-        "movups xmm7, [rbp - 192]",
-        "leave",
-        "jmp r11",
-        linked = sym entry_points::link_exported,
     )
 }

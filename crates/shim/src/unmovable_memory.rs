@@ -4,13 +4,12 @@
 use crate::contexts;
 use crate::driver::{self, as_result, current_context};
 use crate::gate;
-use crate::lease_page::{self, ParkObstacle};
+use crate::gpu_memory::uuid;
+use crate::lease_page;
+use crate::message::ParkObstacle;
 use crate::pool;
-use crate::replacements::uuid;
 use std::collections::BTreeMap;
-use std::ffi::c_int;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 
 /// An array, or an allocation of managed memory.
@@ -129,8 +128,6 @@ impl ArrayShape {
     }
 }
 
-/// True if graphs of this program may allocate memory when they run.
-static GRAPHS_ALLOCATE: AtomicBool = AtomicBool::new(false);
 /// What graphs had when it was last counted, by device number.
 static GRAPH_BYTES: Mutex<BTreeMap<c_int, u64>> = Mutex::new(BTreeMap::new());
 /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
@@ -138,7 +135,6 @@ const RESERVED_NOW: c_int = 2;
 
 /// Notes that a graph was made that allocates memory.
 pub fn note_allocating_graph(call: &str) {
-    GRAPHS_ALLOCATE.store(true, SeqCst);
     lease_page::set_obstacle(ParkObstacle::GraphMemory, call);
 }
 
@@ -159,18 +155,21 @@ pub fn trim_graph_memory() {
 
 /// Counts the memory of graphs on each device, after calling `prepare` for it.
 fn count_on_all_devices(prepare: impl Fn(c_int)) {
-    if !GRAPHS_ALLOCATE.load(Relaxed) {
+    if !lease_page::was_ever_set(ParkObstacle::GraphMemory) {
         return;
     }
     let mut count = 0;
-    driver::cuDeviceGetCount(&raw mut count);
+    driver::cuDeviceGetCount(&mut count);
     let mut all = 0;
     // A context that ends meanwhile would take its graphs along.
     let _stay = contexts::keep_all();
     for device in 0..count {
         prepare(device);
         let mut bytes = 0_u64;
-        if as_result(driver::cuDeviceGetGraphMemAttribute(device, RESERVED_NOW, (&raw mut bytes).cast())).is_err() {
+        // SAFETY: this attribute has eight bytes, and there is room for them.
+        let asked =
+            unsafe { driver::cuDeviceGetGraphMemAttribute(device, RESERVED_NOW, (&raw mut bytes).cast::<c_void>()) };
+        if as_result(asked).is_err() {
             // An answer that cannot be had does not mean zero.
             return;
         }

@@ -1,6 +1,6 @@
 //! Kernels as programs have them, and their launches.
 
-use crate::api::read_in;
+use crate::api::pointers::CallerIn;
 use crate::log;
 use crate::module::LoadedModule;
 use crate::result::{CuResult, Outcome};
@@ -64,7 +64,7 @@ pub struct KernelCall {
 
 // SAFETY: the places point into the parameters, which do not change.
 unsafe impl Send for KernelCall {}
-// SAFETY: as above.
+// SAFETY: nothing is written by way of a reference, also not to the parameters.
 unsafe impl Sync for KernelCall {}
 
 impl ContextKernel {
@@ -171,12 +171,21 @@ impl ContextKernel {
 #[derive(Clone, Copy)]
 pub struct RawKernelParams {
     /// One pointer each.
-    pub each: *mut *mut c_void,
+    each: *mut *mut c_void,
     /// A list that names the buffer and its size.
-    pub extra: *mut *mut c_void,
+    extra: *mut *mut c_void,
 }
 
 impl RawKernelParams {
+    /// The parameters of a launch.
+    ///
+    /// # Safety
+    /// `each` is null, or has a pointer for each parameter of the kernel that is launched, to as many bytes as the
+    /// parameter has. `extra` is null, or has pairs of a number and a pointer that end with a zero.
+    pub unsafe fn new(each: *mut *mut c_void, extra: *mut *mut c_void) -> RawKernelParams {
+        RawKernelParams { each, extra }
+    }
+
     fn packed(self, kernel: &Kernel) -> Outcome<Vec<u8>> {
         let mut bytes = vec![0; kernel.param_bytes() as usize];
         if kernel.params().is_empty() {
@@ -196,7 +205,7 @@ impl RawKernelParams {
                 return Err(CuResult::INVALID_VALUE);
             }
             let own = &mut bytes[param.offset as usize..][..param.bytes as usize];
-            // SAFETY: and that there are as many bytes as the parameter has.
+            // SAFETY: the caller of the C function promises as many bytes as the parameter has.
             unsafe { std::ptr::copy_nonoverlapping(place, own.as_mut_ptr(), own.len()) };
         }
         Ok(bytes)
@@ -212,7 +221,7 @@ impl RawKernelParams {
             while next.read() as usize != 0 {
                 match next.read() as usize {
                     POINTER => piece = next.add(1).read().cast(),
-                    SIZE => size = read_in(next.add(1).read().cast::<usize>())?,
+                    SIZE => size = CallerIn::new(next.add(1).read().cast::<usize>().cast_const()).read()?,
                     _ => return Err(CuResult::INVALID_VALUE),
                 }
                 next = next.add(2);

@@ -15,18 +15,20 @@ const ANY_GPU: u32 = u32::MAX;
 /// # Safety
 /// There are as many.
 unsafe fn first_bytes<const BYTES: usize>(image: *const c_void) -> [u8; BYTES] {
-    // SAFETY: as above.
+    // SAFETY: the caller promises that many bytes.
     unsafe { image.cast::<[u8; BYTES]>().read_unaligned() }
 }
 
 /// The PTX that a program points to.
-pub fn text_at(image: *const c_void) -> Outcome<String> {
+///
+/// # Safety
+/// It is null or an image: machine code, a fat binary, its wrapper, or text that ends with a zero.
+pub unsafe fn text_at(image: *const c_void) -> Outcome<String> {
     if image.is_null() {
         return Err(CuResult::INVALID_VALUE);
     }
-    // SAFETY: the caller of the C function promises an image, and each begins with a number that says what
-    // it is: a wrapper and a container have their headers then, and what is neither is text that ends
-    // with a zero.
+    // SAFETY: the caller promises an image, and each begins with a number that says what it is: a wrapper and a
+    // container have their headers then, and what is neither is text that ends with a zero.
     unsafe {
         match u32::from_le_bytes(first_bytes(image)) {
             fatbin::WRAPPER_MAGIC => {

@@ -40,7 +40,7 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 /// The path is a text that ends with a zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_soft_use_state(path: *const c_char) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the caller promises a text that ends with a zero.
     let path = unsafe { CStr::from_ptr(path) };
     let path = PathBuf::from(OsStr::from_bytes(path.to_bytes()));
     let known = match RUNTIME.get() {

@@ -137,7 +137,7 @@ fn map_over(at: u64, bytes: u64, access: AllowedAccess, file: Option<&OwnedFd>) 
     if done == libc::MAP_FAILED {
         return Err(CuResult::OUT_OF_MEMORY);
     }
-    // SAFETY: as above. If it cannot be done, children have it too.
+    // SAFETY: the range was mapped just now. If this cannot be done, children have the memory, too.
     unsafe { libc::madvise(done, bytes as usize, libc::MADV_DONTFORK) };
     Ok(())
 }

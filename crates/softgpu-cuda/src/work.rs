@@ -37,11 +37,11 @@ pub struct Callback {
 
 // SAFETY: the driver API calls these on threads of its own, with the arguments that the program gave.
 unsafe impl Send for HostCall {}
-// SAFETY: as above.
+// SAFETY: nothing is changed by way of a reference.
 unsafe impl Sync for HostCall {}
-// SAFETY: as above.
+// SAFETY: the driver API calls these on threads of its own, too.
 unsafe impl Send for Callback {}
-// SAFETY: as above.
+// SAFETY: nothing is changed by way of a reference.
 unsafe impl Sync for Callback {}
 
 /// What a program says about the address of a copy.
@@ -191,7 +191,7 @@ impl JobWork {
             }
             JobWork::Callback(call) => {
                 let state = context.check().err().unwrap_or(CuResult::SUCCESS);
-                // SAFETY: as above.
+                // SAFETY: the program promises a function that takes a stream, a result and this.
                 call_in_stream(|| unsafe { (call.function)(call.stream, state, call.data) });
                 Ok(())
             }
@@ -371,7 +371,7 @@ impl MemoryWord {
         let held = runtime.space.snapshot();
         let at = self.place(&held, false)?;
         while context.check().is_ok() && !context.stop.load(SeqCst) {
-            // SAFETY: as above.
+            // SAFETY: mapped and aligned, as was just checked; the snapshot keeps it mapped.
             let found = unsafe {
                 match self.is_wide {
                     true => AtomicU64::from_ptr(at.cast()).load(SeqCst),

@@ -111,8 +111,11 @@ impl<T: Copy> Out<T> {
         Ok(unsafe { place.read_unaligned() })
     }
 
-    /// Writes several values for the caller, which stated that it has room for that many.
-    fn write_all(self, values: &[T]) -> NvmlResult {
+    /// Writes several values for the caller.
+    ///
+    /// # Safety
+    /// The caller stated that it has room for that many.
+    unsafe fn write_all(self, values: &[T]) -> NvmlResult {
         let place = self.place()?;
         // SAFETY: it is not null, so the caller has room for the number of values that it stated.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), place, values.len()) };
@@ -127,7 +130,11 @@ pub fn write_list<T: Copy>(count: Out<c_uint>, items: Out<T>, found: &[T]) -> Nv
     if (room as usize) < found.len() {
         return Err(NvmlError::InsufficientSize);
     }
-    if found.is_empty() { Ok(()) } else { items.write_all(found) }
+    if found.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: the number was compared with the room that the caller stated.
+    unsafe { items.write_all(found) }
 }
 
 /// Writes a text with its final zero, or returns an error if it is longer than the buffer.
@@ -137,7 +144,8 @@ pub fn write_text(place: Out<c_char>, room: c_uint, text: &str) -> NvmlResult {
     if bytes.len() > room as usize {
         return Err(NvmlError::InsufficientSize);
     }
-    place.write_all(&bytes)
+    // SAFETY: the number was compared with the room that the caller stated.
+    unsafe { place.write_all(&bytes) }
 }
 
 /// Writes as much of a text as the buffer holds.

@@ -30,7 +30,7 @@ use self::values::{
     HISTORY, at_least_one, on, read_card, read_gpu, read_history, read_margin, read_renewal, read_span,
     read_span_or_none, read_visibility, set,
 };
-use crate::calendar::{Hours, Moment};
+use crate::calendar::{Hours, WeekMinute};
 use crate::http::HttpSettings;
 use crate::http::rate::Rate;
 use crate::notices::Settings;
@@ -208,7 +208,7 @@ impl Config {
 
     /// Checks every value and says what follows now.
     pub fn settle(&self) -> Result<LoadedConfig, ConfigError> {
-        let now = Moment::now();
+        let now = WeekMinute::now();
         self.settle_at(|hours| hours.hold(now))
     }
 

@@ -1,7 +1,7 @@
 //! Reading requests: bounded, patient only so long, and strict.
 
 use super::Refused;
-use crate::loop_input::IdempotencyKey;
+use crate::looper::IdempotencyKey;
 use crate::peer::Peer;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path, Request};

@@ -12,7 +12,7 @@ use super::records::{AuditFilter, history};
 use super::seats::{ConnectionPermit, LimitReached};
 use super::shared::OnRead;
 use super::{App, Refused};
-use crate::looper::wall_us;
+use crate::loop_thread::wall_us;
 use crate::peer::Peer;
 use axum::extract::{Request, State};
 use axum::response::sse::{Event, KeepAlive, Sse};

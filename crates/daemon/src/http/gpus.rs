@@ -3,7 +3,7 @@
 use super::body::{self, PathName};
 use super::shared::{Nothing, OnCall, OnRead, Repeat};
 use super::{App, Refused};
-use crate::loop_input::Reply;
+use crate::looper::Reply;
 use crate::view::View;
 use axum::Json;
 use axum::extract::{Request, State};

@@ -4,7 +4,7 @@ use super::body::{self, ParsedBody, PathName, lease_id};
 use super::seats::LimitReached;
 use super::shared::{Nothing, OnCall, OnRead, Repeat};
 use super::{App, Refused};
-use crate::loop_input::{LeaseWatch, Reply, WatchGoal};
+use crate::looper::{Reply, WatchGoal};
 use crate::messages;
 use crate::peer::Peer;
 use crate::signals;
@@ -26,7 +26,7 @@ use sublet_core::request::{
 use sublet_core::units::{Bytes, Span};
 use sublet_wire as wire;
 use sublet_wire::{Code, Problem};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
 /// Leases in one listing.
 const LIST_MAX: usize = 1_000;
@@ -270,19 +270,17 @@ async fn await_change(
     let lost = Arc::new(Notify::new());
     let told = |no_seat: LimitReached| no_seat.problem(&by.tenant, "calls that wait for a lease");
     let _seat = app.polls.take(&by.tenant, &lost).map_err(told)?;
-    let (reply, answer) = oneshot::channel();
-    let watch = LeaseWatch { by: by.clone(), lease, until, reply };
-    app.post.watch(watch)?;
+    let mut watching = app.post.watch(by.clone(), lease, until)?;
     let mut stopping = app.stopping.clone();
     tokio::select! {
-        answer = tokio::time::timeout(wait, answer) => match answer {
+        answer = tokio::time::timeout(wait, watching.changed()) => match answer {
             Ok(Ok(lease)) => Ok(lease),
             // Time is up, or the state was rebuilt under us: look again.
             Ok(Err(_)) | Err(_) => Ok(None),
         },
         // Another tenant, with fewer, waits in its place: the caller is told how things are, and may ask again.
         () = lost.notified() => Ok(None),
-        _ = stopping.wait_for(|stop| *stop) => Err(crate::looper::LoopGone::Stopping.into()),
+        _ = stopping.wait_for(|stop| *stop) => Err(crate::inbox::LoopGone::Stopping.into()),
     }
 }
 

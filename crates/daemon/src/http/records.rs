@@ -3,7 +3,7 @@
 use super::body;
 use super::shared::{Nothing, OnCall, OnRead, Repeat};
 use super::{App, Refused};
-use crate::loop_input::Reply;
+use crate::looper::Reply;
 use crate::messages;
 use crate::view::{self, Visibility};
 use axum::Json;
@@ -36,7 +36,7 @@ pub async fn history<T: Send + 'static>(
     read: impl FnOnce(&JournalReader) -> Result<T, OpenError> + Send + 'static,
 ) -> Result<T, Refused> {
     let found = app.history.read(&by.tenant, read).await;
-    Ok(found.ok_or(crate::looper::LoopGone::Stopping)??)
+    Ok(found.ok_or(crate::inbox::LoopGone::Stopping)??)
 }
 
 #[derive(Deserialize)]

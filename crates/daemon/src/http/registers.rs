@@ -8,7 +8,7 @@ use super::body;
 use super::shared::{OnCall, OnRead};
 use super::{App, Refused};
 use crate::fair_limiter::CallPermit;
-use crate::loop_input::Reply;
+use crate::looper::Reply;
 use crate::peer::Peer;
 use crate::registers::RegisterFailure;
 use axum::body::{Body, Bytes};
@@ -185,7 +185,7 @@ impl From<RegisterFailure> for Refused {
         let problem = |code| Problem::new(code, detail.clone());
         const LARGER: &str = "an operator can raise `size` in `[registers]`, or make room on the daemon's disk";
         Refused(match &failure {
-            RegisterFailure::Stopping => return crate::looper::LoopGone::Stopping.into(),
+            RegisterFailure::Stopping => return crate::inbox::LoopGone::Stopping.into(),
             RegisterFailure::TooMany(_) => problem(Code::RegisterFull)
                 .hint("use one of them for the store too, or have an operator raise `per_user` in `[registers]`"),
             RegisterFailure::Off => problem(Code::RegisterFull).hint("an operator can set `per_user` in `[registers]`"),

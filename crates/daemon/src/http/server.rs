@@ -7,7 +7,7 @@ use super::seats::{AtLimit, ConnectionLimits, Limits};
 use super::{App, Refused, gate, router};
 use crate::access::{Access, Session};
 use crate::credentials::Credentials;
-use crate::looper::wall_us;
+use crate::loop_thread::wall_us;
 use axum::Router;
 use axum::http::{HeaderValue, Request, header};
 use axum::response::{IntoResponse, Response};

@@ -10,7 +10,7 @@ use super::seats::{AtLimit, ConnectionLimits, ConnectionPermit, LimitReached, Li
 use super::server::{HEADER_TIME, Routes, WRITE_TIME, accept, converse};
 use super::{App, Refused, router};
 use crate::access::Access;
-use crate::looper::wall_us;
+use crate::loop_thread::wall_us;
 use crate::peer::Peer;
 use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};

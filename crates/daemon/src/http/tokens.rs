@@ -3,8 +3,8 @@
 use super::body::{self, PathName};
 use super::shared::{OnCall, OnRead, Repeat};
 use super::{App, Refused};
-use crate::loop_input::Reply;
-use crate::looper::wall_us;
+use crate::loop_thread::wall_us;
+use crate::looper::Reply;
 use crate::view::wall_s;
 use axum::Json;
 use axum::extract::{Request, State};

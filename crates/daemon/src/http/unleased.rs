@@ -4,7 +4,7 @@ use super::body::{self, PathName};
 use super::leases;
 use super::shared::{OnCall, OnRead, Repeat};
 use super::{App, Refused};
-use crate::loop_input::Reply;
+use crate::looper::Reply;
 use crate::messages;
 use crate::unleased::from_wire;
 use crate::view::View;

@@ -1,130 +1,173 @@
-//! What goes on when the disk is full, and how it goes on when it is not any more.
+//! What goes on while the disk is full, and how the daemon recovers.
 //!
 //! Absent on purpose: the ballast itself (the writer's), and what is refused meanwhile (core's).
 
 use super::Loop;
+use super::calls::OnFullDisk;
+use super::input::{LoopCall, RetriedRelease};
+use super::output::{HostCommand, Output, TokenChange, WriterTask};
 use crate::engine::Engine;
 use crate::estimate_cache::EstimateCache;
-use crate::loop_input::{CallOutcome, HostCommand, LoopCall, PendingEffect, Reply, RetriedRelease};
-use crate::messages;
-use crate::writer::WriterOrder;
-use std::time::{Duration, Instant};
 use sublet_core::event::Event;
 use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent};
+use sublet_core::units::{Span, Time};
 use sublet_journal::LoadedState;
-use tokio::sync::oneshot;
 
-/// How often a full disk is looked at again.
-const FULL_AGAIN: Duration = Duration::from_secs(5);
+/// How often the writer tries to make the ballast again.
+const BALLAST_AGAIN: Span = Span::secs(5);
 /// How long nothing is decided when not even the ballast was enough: one try a second costs nothing.
-const STUCK: Duration = Duration::from_secs(1);
+const STUCK_FOR: Span = Span::secs(1);
 
 /// The disk is full.
 ///
 /// ```text
-///   room ──full──► tight ──full──► stuck ──a second──► trying ──full──► stuck
-///    ▲               ▲ │                                 │
-///    │               └─┼────────────written──────────────┘
-///    └──ballast back───┘
+///   room ──full──► tight ──full──► stuck ──1 s──► probing ──room──► trying ──full──► stuck
+///    ▲               ▲ │             ▲               │ none           │
+///    │               │ │             └───────────────┘                │
+///    └─ballast back──┴─┼──────────────────────written─────────────────┘
 /// ```
 pub(super) struct FullDisk {
-    /// When its room is looked at again.
-    again: Instant,
-    grip: FullDiskState,
+    /// When the ballast is tried next.
+    ballast_at: Time,
+    state: FullDiskState,
 }
 
-/// How much goes on when the disk is full.
+/// How much goes on while the disk is full.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FullDiskState {
-    /// Everything but grants, in what the ballast left.
+    /// Everything but grants, in the room that the ballast left.
     Tight,
-    /// Not even that was enough: the state is what the disk has, and nothing is decided until then.
-    Stuck(Instant),
-    /// What was decided after such a rest is being written.
+    /// Not even that was enough: the state is what the disk has, and nothing is decided before this time.
+    Stuck(Time),
+    /// The writer finds out whether something can be written.
+    Probing,
+    /// What was decided after a pause is being written.
     Trying,
 }
 
 impl FullDisk {
-    /// There was no room for a ballast when it began.
-    pub(super) fn from_the_start() -> FullDisk {
-        FullDisk { again: Instant::now() + FULL_AGAIN, grip: FullDiskState::Tight }
+    /// There was no room for a ballast at the start.
+    pub(super) fn from_the_start(now: Time) -> FullDisk {
+        FullDisk { ballast_at: now + BALLAST_AGAIN, state: FullDiskState::Tight }
     }
 }
 
 impl Loop {
     /// The disk has room for the ballast.
-    pub(super) fn has_room(&mut self) {
-        if self.stuck() {
-            // What is true must be told anew first.
-            self.full = Some(FullDisk { again: Instant::now(), grip: FullDiskState::Stuck(Instant::now()) });
+    pub(super) fn disk_freed(&mut self) {
+        let now = self.moment.now;
+        if self.is_stuck() {
+            // The start must be told anew first.
+            self.full_disk = Some(FullDisk { ballast_at: now, state: FullDiskState::Stuck(now) });
             return;
         }
-        self.full = None;
+        self.full_disk = None;
         tracing::info!("the disk has room again: leases are granted");
         self.take(DaemonEvent::DiskFreed);
     }
 
-    pub(super) fn stuck(&self) -> bool {
-        self.stuck_until().is_some()
+    fn full_disk_state(&self) -> Option<FullDiskState> {
+        self.full_disk.as_ref().map(|full| full.state)
+    }
+
+    fn set_full_disk_state(&mut self, state: FullDiskState) {
+        if let Some(full) = &mut self.full_disk {
+            full.state = state;
+        }
+    }
+
+    pub(super) fn is_stuck(&self) -> bool {
+        matches!(self.full_disk_state(), Some(FullDiskState::Stuck(_) | FullDiskState::Probing))
     }
 
     /// Until when nothing is decided.
-    pub(super) fn stuck_until(&self) -> Option<Instant> {
-        match self.full.as_ref()?.grip {
+    pub(super) fn stuck_until(&self) -> Option<Time> {
+        match self.full_disk_state()? {
             FullDiskState::Stuck(until) => Some(until),
+            FullDiskState::Probing => Some(self.moment.now + STUCK_FOR),
             FullDiskState::Tight | FullDiskState::Trying => None,
         }
     }
 
-    pub(super) fn trying(&self) -> bool {
-        matches!(self.full, Some(FullDisk { grip: FullDiskState::Trying, .. }))
+    pub(super) fn is_trying_to_write(&self) -> bool {
+        self.full_disk_state() == Some(FullDiskState::Trying)
     }
 
-    /// What was tried after a rest is on the disk.
-    pub(super) fn got_through(&mut self) {
-        if let Some(full) = &mut self.full
-            && full.grip == FullDiskState::Trying
-        {
-            full.grip = FullDiskState::Tight;
+    /// What was tried after a pause is on the disk.
+    pub(super) fn wrote_again(&mut self) {
+        if self.is_trying_to_write() {
+            self.set_full_disk_state(FullDiskState::Tight);
             tracing::info!("releases and expiries can be written again; no new leases until the disk has more room");
         }
-        self.read_later();
+        self.read_deferred();
     }
 
-    fn read_later(&mut self) {
-        for mail in std::mem::take(&mut self.later) {
-            self.open(mail);
+    fn read_deferred(&mut self) {
+        for input in std::mem::take(&mut self.deferred) {
+            self.accept(input);
         }
     }
 
-    /// After a rest it is tried once whether something can be written.
-    pub(super) fn try_to_write_again(&mut self) {
-        let due = self.stuck_until().is_some_and(|until| Instant::now() >= until);
-        let Some(full) = self.full.as_mut().filter(|_| due) else { return };
-        // A try that fails reads all of the state back from the disk.
-        if self.pen.lock().is_ok_and(|pen| !pen.may_have_room()) {
-            full.grip = FullDiskState::Stuck(Instant::now() + STUCK);
+    /// A try that fails reads all of the state back from the disk, so the writer probes first.
+    pub(super) fn probe_room_when_due(&mut self) {
+        let now = self.moment.now;
+        if matches!(self.full_disk_state(), Some(FullDiskState::Stuck(until)) if until <= now) {
+            self.set_full_disk_state(FullDiskState::Probing);
+            self.immediate.push(Output::Writer(WriterTask::ProbeRoom));
+        }
+    }
+
+    pub(super) fn room_probed(&mut self, has_room: bool) {
+        if self.full_disk_state() != Some(FullDiskState::Probing) {
             return;
         }
-        full.grip = FullDiskState::Trying;
-        self.begin_again();
-    }
-
-    /// The writer looks now and then whether there is room for the ballast.
-    pub(super) fn look_for_room(&mut self) {
-        if let Some(full) = &mut self.full
-            && Instant::now() >= full.again
-        {
-            full.again = Instant::now() + FULL_AGAIN;
-            self.order(WriterOrder::TryBallast);
+        if has_room {
+            self.set_full_disk_state(FullDiskState::Trying);
+            self.start_again();
+        } else {
+            self.set_full_disk_state(FullDiskState::Stuck(self.moment.now + STUCK_FOR));
         }
     }
 
-    /// Takes what the disk has as the truth. Whoever waited for an answer gets a
-    /// refusal; releases are tried once more, in the room the ballast left.
-    pub(super) fn start_over(&mut self, loaded: LoadedState, failed: Vec<PendingEffect>, why: &str) {
-        let now = Instant::now();
-        let grip = match self.full.as_ref().map(|full| full.grip) {
+    pub(super) fn restore_ballast_when_due(&mut self) {
+        let now = self.moment.now;
+        if let Some(full) = self.full_disk.as_mut().filter(|full| full.ballast_at <= now) {
+            full.ballast_at = now + BALLAST_AGAIN;
+            self.immediate.push(Output::Writer(WriterTask::RestoreBallast));
+        }
+    }
+
+    /// Takes what the disk has as the truth. Callers that wait for an answer are refused; releases are tried once more, in
+    /// the room that the ballast left.
+    pub(super) fn rebuild(&mut self, loaded: LoadedState, failed: Vec<Output>, why: &str) {
+        let now = self.moment.now;
+        let state = self.after_full(why);
+        let mut listed = self.engine.state().listed_facts();
+        if listed.is_empty() {
+            listed = std::mem::take(&mut self.listed_before);
+        }
+        let (_, open) = self.engine.close(now);
+        self.after_sync.clear();
+        self.immediate.push(Output::Token(TokenChange::All(Box::new(loaded.rows.clone()))));
+        self.loss = loaded.loss;
+        self.engine = Engine::on_a_full_disk(loaded.rows, self.policy.clone());
+        self.estimates = EstimateCache::default();
+        self.keys.forget_undurable();
+        self.listed_before = listed;
+        let ballast_at = self.full_disk.as_ref().map_or(now + BALLAST_AGAIN, |full| full.ballast_at);
+        self.full_disk = Some(FullDisk { ballast_at, state });
+        if state == FullDiskState::Tight {
+            self.start_again();
+        }
+        for output in failed.into_iter().chain(open) {
+            self.undo(output, state);
+        }
+        self.read_deferred();
+    }
+
+    /// What goes on after a batch found the disk full.
+    fn after_full(&self, why: &str) -> FullDiskState {
+        match self.full_disk_state() {
             None => {
                 tracing::error!(
                     "the disk is full: no new leases until there is room, and the state is what is on it: {why}"
@@ -138,53 +181,39 @@ impl Loop {
                         "nothing more fits on the disk: until there is room, reads go on and whatever must be written is refused or waits: {why}"
                     );
                 }
-                FullDiskState::Stuck(now + STUCK)
-            }
-        };
-        let mut listed = self.engine.state().listed_facts();
-        if listed.is_empty() {
-            listed = std::mem::take(&mut self.listed);
-        }
-        let (_, open) = self.engine.close(self.clock.now());
-        self.tokens.fill(&loaded.rows);
-        self.loss = loaded.loss;
-        self.engine = Engine::on_a_full_disk(loaded.rows, self.policy.clone());
-        self.plans = EstimateCache::default();
-        self.keys.forget_undurable();
-        self.listed = listed;
-        let again = self.full.as_ref().map_or(now + FULL_AGAIN, |full| full.again);
-        self.full = Some(FullDisk { again, grip });
-        if grip == FullDiskState::Tight {
-            self.begin_again();
-        }
-        for held in failed.into_iter().chain(open) {
-            match held {
-                PendingEffect::Reply { to, again: Some(again), .. } if grip == FullDiskState::Tight => {
-                    let RetriedRelease { by, lease, epoch, key } = *again;
-                    let event = Event::Lease(LeaseEvent::ReleaseRequested { by: by.clone(), lease, fence: epoch });
-                    self.call(LoopCall { by, event, key, looked: None, reply: to }, false);
-                }
-                PendingEffect::Reply { to, .. } => refuse(to),
-                // A reader whose channel closes is told to look again; an errand is derived anew.
-                PendingEffect::Run(_) | PendingEffect::Errand(_) => {}
+                FullDiskState::Stuck(self.moment.now + STUCK_FOR)
             }
         }
-        self.read_later();
+    }
+
+    /// An output whose batch is not on the disk does not leave.
+    fn undo(&mut self, output: Output, state: FullDiskState) {
+        match output {
+            Output::Reply { to, retried: Some(release), .. } if state == FullDiskState::Tight => {
+                let RetriedRelease { by, lease, fence, key } = *release;
+                let event = Event::Lease(LeaseEvent::ReleaseRequested { by: by.clone(), lease, fence });
+                self.call(LoopCall { by, event, key, looked: None, to }, OnFullDisk::Refuse);
+            }
+            Output::Reply { to, .. } => self.refuse(to),
+            Output::Lease { to, .. } | Output::ReadDone { to } => self.immediate.push(Output::Lost { to }),
+            // Orders to the host are derived anew; tokens were told as the disk has them.
+            Output::Host(_) | Output::Token(_) | Output::Notice(_) => {}
+            // These leave at once, and are never held.
+            Output::Read { .. }
+            | Output::LookUp { .. }
+            | Output::Lost { .. }
+            | Output::GpuTrouble(_)
+            | Output::Writer(_) => {}
+        }
     }
 
     /// What a start tells: it may have been in what was lost.
-    fn begin_again(&mut self) {
-        self.start();
-        let listed = std::mem::take(&mut self.listed);
+    fn start_again(&mut self) {
+        self.start_core();
+        let listed = std::mem::take(&mut self.listed_before);
         if !listed.is_empty() {
             self.take(GpuEvent::Listed(listed));
         }
-        self.engine.hold(PendingEffect::Errand(HostCommand::Look));
+        self.engine.hold(Output::Host(HostCommand::ReadGpus));
     }
-}
-
-/// What was asked cannot be written.
-pub(super) fn refuse(to: oneshot::Sender<CallOutcome>) {
-    let problem = messages::problem(&sublet_core::event::Refusal::DiskFull);
-    drop(to.send(Ok(Reply::problem(&problem))));
 }

@@ -1,7 +1,7 @@
 //! What is told to the person concerned once an action is durable: see `crate::notices`.
 
-use super::{Loop, wall_us};
-use crate::loop_input::PendingEffect;
+use super::Loop;
+use super::output::Output;
 use crate::messages;
 use crate::notices::{Audience, NoticeKind, NoticeMessage, ParkReason, ParkedLease, UserNotice, text};
 use crate::signals;
@@ -46,8 +46,7 @@ impl Loop {
     }
 
     fn hold_notice(&mut self, message: NoticeMessage) {
-        let notices = self.notices.clone();
-        self.engine.hold(PendingEffect::Run(Box::new(move || notices.send(message))));
+        self.engine.hold(Output::Notice(message));
     }
 
     fn tell_warned(&mut self, id: UnleasedId, now: Time) {
@@ -79,7 +78,7 @@ impl Loop {
         UserNotice {
             kind,
             text: String::new(),
-            at_unix_s: wall_us() as f64 / 1e6,
+            at_unix_s: self.moment.wall_us as f64 / 1e6,
             user: self.names.of(&tenant_of(audit.uid)),
             uid: Some(audit.uid),
             lease: None,
@@ -122,25 +121,21 @@ impl Loop {
             };
         }
         let reader = Caller::user(state.tenant_name(row.tenant));
-        if let Some(aside) = self.view().with_visibility(self.visibility()).cards_aside(&reader, row) {
+        if let Some(aside) = self.view().with_visibility(self.visibility).cards_aside(&reader, row) {
             return aside;
         }
         if unleased_pid(state, lease).is_some() {
             return format!("it used {gpus} without a lease");
         }
         match &**actor {
-            actor if actor == &*self.own => format!("its time on {gpus} is over"),
+            actor if actor == &*self.own_name => format!("its time on {gpus} is over"),
             actor if actor == state.tenant_name(row.tenant) => format!("`sublet park {lease}` was called"),
             _ => "an operator parked it".to_owned(),
         }
     }
 
-    fn visibility(&self) -> Visibility {
-        self.house.read().map_or(Visibility::Own, |house| house.visibility)
-    }
-
     fn shows_others(&self) -> bool {
-        self.visibility() == Visibility::All
+        self.visibility == Visibility::All
     }
 
     fn tell_back(&mut self, lease: LeaseId) {
@@ -160,7 +155,7 @@ impl Loop {
     }
 
     fn tell_over(&mut self, lease: LeaseId, notice: UserNotice) {
-        let notice = UserNotice { at_unix_s: wall_us() as f64 / 1e6, ..notice };
+        let notice = UserNotice { at_unix_s: self.moment.wall_us as f64 / 1e6, ..notice };
         self.hold_notice(NoticeMessage::Over(lease, Box::new(notice)));
     }
 }

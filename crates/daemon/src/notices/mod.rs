@@ -23,7 +23,8 @@ pub mod text;
 pub use hooks::Hooks;
 pub use notice::{NoticeKind, UserNotice};
 
-use crate::loop_input::{InboxSender, LoopInput, Release};
+use crate::inbox::{Clients, InboxSender, Release};
+use crate::looper::LoopInput;
 use crate::view::View;
 use hooks::HookQueue;
 use limit::NoticeLimit;
@@ -86,6 +87,7 @@ pub enum Audience {
 }
 
 /// A lease that has left its GPUs, as it was seen when its park had lasted for a while.
+#[derive(Debug)]
 pub struct ParkedLease {
     /// True while its bytes are still on their way off the GPUs.
     pub leaves: bool,
@@ -96,6 +98,7 @@ pub struct ParkedLease {
 }
 
 /// Something for the thread.
+#[derive(Debug)]
 pub enum NoticeMessage {
     /// A notice about an unleased process.
     Tell(Box<UserNotice>, Audience),
@@ -118,19 +121,20 @@ pub enum NoticeMessage {
 pub struct Notices(SyncSender<NoticeMessage>);
 
 impl Notices {
-    /// Starts the thread. `mail` leads to the loop, which is asked how a lease is.
+    /// Starts the thread. `inbox` leads to the loop, which is asked how a lease is.
     pub fn start(
         settings: Arc<RwLock<Settings>>,
-        mail: InboxSender,
+        (inbox, clients): (InboxSender, Clients),
         look: fn(&View<'_>, LeaseId) -> Option<ParkedLease>,
         runtime: &tokio::runtime::Handle,
     ) -> io::Result<Notices> {
-        let (to, inbox) = sync_channel(QUEUE_MAX);
+        let (to, messages) = sync_channel(QUEUE_MAX);
         let notices = Notices(to);
         let hooks = HookQueue::start(runtime)?;
         let thread = Thread {
             settings,
-            mail,
+            inbox,
+            clients,
             look,
             hooks,
             notices: notices.clone(),
@@ -138,7 +142,7 @@ impl Notices {
             away: BTreeMap::new(),
             remembered: BTreeMap::new(),
         };
-        thread::Builder::new().name("sublet-notices".to_owned()).spawn(move || thread.run(&inbox))?;
+        thread::Builder::new().name("sublet-notices".to_owned()).spawn(move || thread.run(&messages))?;
         Ok(notices)
     }
 
@@ -152,7 +156,8 @@ impl Notices {
 
 struct Thread {
     settings: Arc<RwLock<Settings>>,
-    mail: InboxSender,
+    inbox: InboxSender,
+    clients: Clients,
     look: fn(&View<'_>, LeaseId) -> Option<ParkedLease>,
     hooks: HookQueue,
     notices: Notices,
@@ -218,7 +223,8 @@ impl Thread {
                 Box::new(move || notices.send(NoticeMessage::Seen(lease, seen))) as Release
             };
             // Without a loop the daemon is on its way out.
-            drop(self.mail.send(LoopInput::Read(Box::new(read))));
+            let to = self.clients.add_reader(Box::new(read));
+            drop(self.inbox.send(LoopInput::Read { to }));
         }
     }
 

@@ -189,7 +189,8 @@ impl DriverHubThread {
 
     fn report(&self, lease: LeaseId, process: ProcKey, said: MoverReport) {
         let looks = matches!(said, MoverReport::Parked(_) | MoverReport::Resumed | MoverReport::Gone);
-        self.process_thread.send(ProcessMessage::Report(HostReport::DriverReported { lease, process, said }));
+        let program = process::executable_name_if_present(process, &said);
+        self.process_thread.send(ProcessMessage::Report(HostReport::DriverReported { lease, process, said, program }));
         if looks {
             self.gpu_thread.request_reading();
         }

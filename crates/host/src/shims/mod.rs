@@ -545,7 +545,8 @@ impl ShimHubThread {
     }
 
     fn report(&self, lease: LeaseId, process: ProcKey, said: MoverReport) {
-        self.process_thread.send(ProcessMessage::Report(HostReport::ShimReported { lease, process, said }));
+        let program = process::executable_name_if_present(process, &said);
+        self.process_thread.send(ProcessMessage::Report(HostReport::ShimReported { lease, process, said, program }));
     }
 
     fn handle_message(&mut self, number: u64, packet: ShimReport) {

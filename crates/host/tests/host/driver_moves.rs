@@ -84,7 +84,7 @@ impl Stage {
     fn next_report(&mut self, wanted: &str) -> (ProcKey, MoverReport) {
         let lease = self.lease;
         let of_lease = |report: &HostReport| match report {
-            HostReport::DriverReported { lease: told, process, said } if *told == lease => {
+            HostReport::DriverReported { lease: told, process, said, .. } if *told == lease => {
                 Some((*process, said.clone()))
             }
             _ => None,

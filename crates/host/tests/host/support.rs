@@ -154,11 +154,11 @@ impl Rig {
     }
 
     pub fn gone(&self, lease: LeaseId) -> usize {
-        self.after(0, &format!("{lease} gone"), |report| (*report == HostReport::HolderEnded { lease }).then_some(())).1
+        self.after(0, &format!("{lease} gone"), |report| is_end_of(report, lease).then_some(())).1
     }
 
     pub fn is_gone(&self, lease: LeaseId) -> bool {
-        self.reports().contains(&HostReport::HolderEnded { lease })
+        self.reports().iter().any(|report| is_end_of(report, lease))
     }
 }
 
@@ -265,4 +265,8 @@ impl Scratch {
     pub fn path(&self) -> PathBuf {
         self.dir.path().join(self.name)
     }
+}
+
+fn is_end_of(report: &HostReport, holder: LeaseId) -> bool {
+    matches!(report, HostReport::HolderEnded { lease, .. } if *lease == holder)
 }

@@ -1,9 +1,11 @@
 //! Memory that is not moved, and memory of the program's own that other functions get by its handle.
 
-use super::{real_handle, result_code, write_out};
-use crate::driver;
+use super::real_handle;
+use crate::driver::{self, result_code};
 use crate::gate;
-use crate::lease_page::{self, ParkObstacle};
+use crate::lease_page;
+use crate::message::ParkObstacle;
+use crate::out_pointer::{InPtr, OutPtr};
 use crate::unmovable_memory::{self, ArrayShape};
 use std::ffi::{c_char, c_int, c_void};
 
@@ -13,7 +15,14 @@ const IS_MANAGED: c_int = 8;
 const ALLOCATES: c_int = 10;
 
 /// Memory at one address for several GPUs: the program has a handle of the shim for its part.
-pub extern "C" fn multicast_bind(into: u64, offset: usize, handle: u64, from: usize, bytes: usize, flags: u64) -> u32 {
+pub unsafe extern "C" fn multicast_bind(
+    into: u64,
+    offset: usize,
+    handle: u64,
+    from: usize,
+    bytes: usize,
+    flags: u64,
+) -> u32 {
     let handle = real_handle(handle);
     call_driver!(into: u64, offset: usize, handle: u64, from: usize, bytes: usize, flags: u64)
 }
@@ -31,27 +40,30 @@ pub struct ArrayMap {
 
 const _: () = assert!(size_of::<ArrayMap>() == 96 && std::mem::offset_of!(ArrayMap, handle) == 64);
 
-pub extern "C" fn map_arrays(given: *const ArrayMap, count: u32, stream: usize) -> u32 {
+pub unsafe extern "C" fn map_arrays(given: InPtr<ArrayMap>, count: u32, stream: usize) -> u32 {
     if given.is_null() {
-        return call_driver!(given: *const ArrayMap, count: u32, stream: usize);
+        return call_driver!(given: InPtr<ArrayMap>, count: u32, stream: usize);
     }
     // SAFETY: the program promises that there are that many.
-    let read = (0..count as usize).map(|number| unsafe { given.add(number).read_unaligned() });
+    let read = unsafe { given.read_list(count as usize) }.into_iter();
     let own: Vec<ArrayMap> = read.map(|map| ArrayMap { handle: real_handle(map.handle), ..map }).collect();
-    let given = own.as_ptr();
-    call_driver!(given: *const ArrayMap, count: u32, stream: usize)
+    let given = InPtr::to_list(&own);
+    call_driver!(given: InPtr<ArrayMap>, count: u32, stream: usize)
 }
 
 /// Makes an array of a given shape.
-fn make_array(place: *mut u64, shape: &ArrayShape, levels: u32, call_driver: impl Fn() -> u32) -> u32 {
+///
+/// # Safety
+/// If `call_driver` succeeds, it has written the array's handle to `place`.
+unsafe fn make_array(place: OutPtr<u64>, shape: &ArrayShape, levels: u32, call_driver: impl Fn() -> u32) -> u32 {
     result_code(unmovable_memory::allocate_unmovable(
         ParkObstacle::Arrays,
         shape.bytes(levels),
         gate::current_slot().name(),
         || {
             driver::as_result(call_driver())?;
-            // SAFETY: the driver has just written there.
-            Ok(unsafe { place.read_unaligned() })
+            // SAFETY: the caller promises that the driver has just written there.
+            unsafe { place.read() }.ok_or(driver::INVALID_VALUE)
         },
     ))
 }
@@ -66,35 +78,30 @@ pub struct FlatShape {
     channels: u32,
 }
 
-pub extern "C" fn array_create(place: *mut u64, about: *const FlatShape) -> u32 {
-    let call_driver = || call_driver!(place: *mut u64, about: *const FlatShape);
-    if place.is_null() || about.is_null() {
-        return call_driver();
-    }
-    // SAFETY: the program promises that a pointer that is not null can be read.
-    let FlatShape { width, height, format, channels } = unsafe { about.read_unaligned() };
-    make_array(place, &ArrayShape { width, height, format, channels, ..ArrayShape::default() }, 1, call_driver)
+pub unsafe extern "C" fn array_create(place: OutPtr<u64>, about: InPtr<FlatShape>) -> u32 {
+    let call_driver = || call_driver!(place: OutPtr<u64>, about: InPtr<FlatShape>);
+    let Some(about) = about.read().filter(|_| !place.is_null()) else { return call_driver() };
+    let FlatShape { width, height, format, channels } = about;
+    let shape = ArrayShape { width, height, format, channels, ..ArrayShape::default() };
+    // SAFETY: the driver's function writes the handle to `place`.
+    unsafe { make_array(place, &shape, 1, call_driver) }
 }
 
-pub extern "C" fn array_3d_create(place: *mut u64, about: *const ArrayShape) -> u32 {
-    let call_driver = || call_driver!(place: *mut u64, about: *const ArrayShape);
-    if place.is_null() || about.is_null() {
-        return call_driver();
-    }
-    // SAFETY: as above.
-    make_array(place, &unsafe { about.read_unaligned() }, 1, call_driver)
+pub unsafe extern "C" fn array_3d_create(place: OutPtr<u64>, about: InPtr<ArrayShape>) -> u32 {
+    let call_driver = || call_driver!(place: OutPtr<u64>, about: InPtr<ArrayShape>);
+    let Some(shape) = about.read().filter(|_| !place.is_null()) else { return call_driver() };
+    // SAFETY: the driver's function writes the handle to `place`.
+    unsafe { make_array(place, &shape, 1, call_driver) }
 }
 
-pub extern "C" fn mipmap_create(place: *mut u64, about: *const ArrayShape, levels: u32) -> u32 {
-    let call_driver = || call_driver!(place: *mut u64, about: *const ArrayShape, levels: u32);
-    if place.is_null() || about.is_null() {
-        return call_driver();
-    }
-    // SAFETY: as above.
-    make_array(place, &unsafe { about.read_unaligned() }, levels, call_driver)
+pub unsafe extern "C" fn mipmap_create(place: OutPtr<u64>, about: InPtr<ArrayShape>, levels: u32) -> u32 {
+    let call_driver = || call_driver!(place: OutPtr<u64>, about: InPtr<ArrayShape>, levels: u32);
+    let Some(shape) = about.read().filter(|_| !place.is_null()) else { return call_driver() };
+    // SAFETY: the driver's function writes the handle to `place`.
+    unsafe { make_array(place, &shape, levels, call_driver) }
 }
 
-pub extern "C" fn array_destroy(handle: u64) -> u32 {
+pub unsafe extern "C" fn array_destroy(handle: u64) -> u32 {
     let result = call_driver!(handle: u64);
     if result == driver::SUCCESS {
         unmovable_memory::forget(ParkObstacle::Arrays, handle);
@@ -103,70 +110,76 @@ pub extern "C" fn array_destroy(handle: u64) -> u32 {
 }
 
 /// Managed memory may be anywhere, so all of it may be on the GPU.
-pub extern "C" fn alloc_managed(place: *mut u64, bytes: usize, flags: u32) -> u32 {
-    let call_driver = || call_driver!(place: *mut u64, bytes: usize, flags: u32);
+pub unsafe extern "C" fn alloc_managed(place: OutPtr<u64>, bytes: usize, flags: u32) -> u32 {
+    let call_driver = || call_driver!(place: OutPtr<u64>, bytes: usize, flags: u32);
     if place.is_null() || bytes == 0 {
         return call_driver();
     }
     result_code(unmovable_memory::allocate_unmovable(ParkObstacle::Managed, bytes as u64, "cuMemAllocManaged", || {
         driver::as_result(call_driver())?;
         // SAFETY: the driver has just written there.
-        Ok(unsafe { place.read_unaligned() })
+        unsafe { place.read() }.ok_or(driver::INVALID_VALUE)
     }))
 }
 
 /// A variable of a module may be managed, too: that is checked when the program asks for its address.
-pub extern "C" fn module_global(place: *mut u64, bytes: *mut usize, module: usize, name: *const c_char) -> u32 {
+pub unsafe extern "C" fn module_global(
+    place: OutPtr<u64>,
+    bytes: OutPtr<usize>,
+    module: usize,
+    name: *const c_char,
+) -> u32 {
     let mut at = 0;
-    let own: *mut u64 = &raw mut at;
-    let result = call_driver!(own: *mut u64, bytes: *mut usize, module: usize, name: *const c_char);
+    // SAFETY: the variable lives until the call returns.
+    let own = unsafe { OutPtr::new(&raw mut at) };
+    let result = call_driver!(own: OutPtr<u64>, bytes: OutPtr<usize>, module: usize, name: *const c_char);
     if result != driver::SUCCESS {
         return result;
     }
     mark_if_managed(at, gate::current_slot().name());
-    if place.is_null() { result } else { result_code(write_out(place, at)) }
+    result_code(place.write_if_wanted(at))
 }
 
 /// Marks the program as not parkable if an address is of managed memory, which the driver moves itself.
 pub fn mark_if_managed(at: u64, call: &str) {
     let mut is_managed = 0_u32;
-    let asked = driver::cuPointerGetAttribute((&raw mut is_managed).cast(), IS_MANAGED, at);
+    // SAFETY: this attribute has one byte.
+    let asked = unsafe { driver::cuPointerGetAttribute((&raw mut is_managed).cast::<c_void>(), IS_MANAGED, at) };
     if asked == driver::SUCCESS && is_managed != 0 {
         lease_page::set_obstacle(ParkObstacle::Managed, call);
     }
 }
 
 /// Notes a graph node that allocates: `CUgraphNodeParams` begins with the node's type.
-fn note_allocating_node(result: u32, about: *const c_int) -> u32 {
-    // SAFETY: the driver has just read it.
-    if result == driver::SUCCESS && !about.is_null() && unsafe { about.read_unaligned() } == ALLOCATES {
+fn note_allocating_node(result: u32, about: InPtr<c_int>) -> u32 {
+    if result == driver::SUCCESS && about.read() == Some(ALLOCATES) {
         unmovable_memory::note_allocating_graph("cuGraphAddNode");
     }
     result
 }
 
-pub extern "C" fn graph_add_node(
+pub unsafe extern "C" fn graph_add_node(
     place: *mut c_void,
     graph: usize,
     after: *const c_void,
     count: usize,
-    about: *const c_int,
+    about: InPtr<c_int>,
 ) -> u32 {
     let result =
-        call_driver!(place: *mut c_void, graph: usize, after: *const c_void, count: usize, about: *const c_int);
+        call_driver!(place: *mut c_void, graph: usize, after: *const c_void, count: usize, about: InPtr<c_int>);
     note_allocating_node(result, about)
 }
 
-pub extern "C" fn graph_add_node_of_edges(
+pub unsafe extern "C" fn graph_add_node_of_edges(
     place: *mut c_void,
     graph: usize,
     after: *const c_void,
     edges: *const c_void,
     count: usize,
-    about: *const c_int,
+    about: InPtr<c_int>,
 ) -> u32 {
     let result = call_driver!(
-        place: *mut c_void, graph: usize, after: *const c_void, edges: *const c_void, count: usize, about: *const c_int
+        place: *mut c_void, graph: usize, after: *const c_void, edges: *const c_void, count: usize, about: InPtr<c_int>
     );
     note_allocating_node(result, about)
 }

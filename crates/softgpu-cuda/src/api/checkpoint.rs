@@ -1,5 +1,6 @@
 //! Takes another process off its GPUs and puts it back.
 
+use super::pointers::CallerOut;
 use super::{exports, write_out};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::Runtime;
@@ -23,18 +24,18 @@ fn pid(pid: c_int) -> Outcome<u32> {
 }
 
 exports! {
-    "cuCheckpointProcessGetState" 12080 fn cuCheckpointProcessGetState(process: c_int, state: *mut c_int) {
+    "cuCheckpointProcessGetState" 12080 fn cuCheckpointProcessGetState(process: c_int, state: CallerOut<c_int>) {
         write_out(state, outcome_of(Runtime::get()?.client.state().checkpoint_state(pid(process)?))? as c_int)
     }
     "cuCheckpointProcessGetRestoreThreadId" 12080 fn cuCheckpointProcessGetRestoreThreadId(
         process: c_int,
-        thread: *mut c_int,
+        thread: CallerOut<c_int>,
     ) {
         write_out(thread, outcome_of(Runtime::get()?.client.state().checkpoint_thread(pid(process)?))? as c_int)
     }
-    "cuCheckpointProcessLock" 12080 fn cuCheckpointProcessLock(process: c_int, arguments: *mut u32) {
+    "cuCheckpointProcessLock" 12080 fn cuCheckpointProcessLock(process: c_int, arguments: CallerOut<u32>) {
         // SAFETY: the first of the arguments is a time in milliseconds; a null pointer means no time.
-        let timeout_ms = if arguments.is_null() { 0 } else { unsafe { arguments.read() } };
+        let timeout_ms = if arguments.is_null() { 0 } else { arguments.read()? };
         // As with the real driver, no time means for ever.
         let timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms.into()));
         outcome_of(Runtime::get()?.client.state().checkpoint_lock(pid(process)?, timeout))

@@ -1,5 +1,6 @@
 //! Contexts: primary and created ones, and which one is current in a thread.
 
+use super::pointers::CallerOut;
 use super::{checked_place, exports, write_out};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Primary, Runtime, context_named, current, current_handle, with_stack};
@@ -12,7 +13,7 @@ fn primary(runtime: &Runtime, device: c_int) -> Outcome<(usize, MutexGuard<'_, P
     Ok((gpu, runtime.primary[gpu].lock().unwrap_or_else(PoisonError::into_inner)))
 }
 
-fn create(place: *mut usize, flags: u32, device: c_int) -> Outcome {
+fn create(place: CallerOut<usize>, flags: u32, device: c_int) -> Outcome {
     let runtime = Runtime::get()?;
     let gpu = runtime.gpu(device)?;
     let place = checked_place(place)?;
@@ -45,7 +46,7 @@ fn synchronise(context: usize) -> Outcome {
 }
 
 exports! {
-    "cuDevicePrimaryCtxRetain" 7000 fn cuDevicePrimaryCtxRetain(place: *mut usize, device: c_int) {
+    "cuDevicePrimaryCtxRetain" 7000 fn cuDevicePrimaryCtxRetain(place: CallerOut<usize>, device: c_int) {
         let runtime = Runtime::get()?;
         let place = checked_place(place)?;
         let _pass = runtime.client.pass_gate();
@@ -73,7 +74,7 @@ exports! {
         primary.count = 0;
         primary.context.take().map_or(Ok(()), |context| runtime.end_context(context.handle))
     }
-    "cuDevicePrimaryCtxGetState" 7000 fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut u32, active: *mut c_int) {
+    "cuDevicePrimaryCtxGetState" 7000 fn cuDevicePrimaryCtxGetState(device: c_int, flags: CallerOut<u32>, active: CallerOut<c_int>) {
         let (_, primary) = primary(Runtime::get()?, device)?;
         write_out(flags, primary.flags)?;
         write_out(active, c_int::from(primary.context.is_some()))
@@ -83,10 +84,10 @@ exports! {
         primary.flags = flags;
         Ok(())
     }
-    "cuCtxCreate" 3020 fn cuCtxCreate_v2(place: *mut usize, flags: u32, device: c_int) {
+    "cuCtxCreate" 3020 fn cuCtxCreate_v2(place: CallerOut<usize>, flags: u32, device: c_int) {
         create(place, flags, device)
     }
-    "cuCtxCreate" 12050 fn cuCtxCreate_v4(place: *mut usize, _params: *mut c_void, flags: u32, device: c_int) {
+    "cuCtxCreate" 12050 fn cuCtxCreate_v4(place: CallerOut<usize>, _params: *mut c_void, flags: u32, device: c_int) {
         create(place, flags, device)
     }
     "cuCtxDestroy" 4000 fn cuCtxDestroy_v2(context: usize) {
@@ -109,7 +110,7 @@ exports! {
         with_stack(|stack| stack.push(context));
         Ok(())
     }
-    "cuCtxPopCurrent" 4000 fn cuCtxPopCurrent_v2(place: *mut usize) {
+    "cuCtxPopCurrent" 4000 fn cuCtxPopCurrent_v2(place: CallerOut<usize>) {
         Runtime::get()?;
         let top = with_stack(Vec::pop).ok_or(CuResult::INVALID_CONTEXT)?;
         if place.is_null() { Ok(()) } else { write_out(place, top) }
@@ -124,30 +125,30 @@ exports! {
         });
         Ok(())
     }
-    "cuCtxGetCurrent" 4000 fn cuCtxGetCurrent(place: *mut usize) {
+    "cuCtxGetCurrent" 4000 fn cuCtxGetCurrent(place: CallerOut<usize>) {
         Runtime::get()?;
         write_out(place, current_handle().unwrap_or(0))
     }
-    "cuCtxGetDevice" 2000 fn cuCtxGetDevice(device: *mut c_int) {
+    "cuCtxGetDevice" 2000 fn cuCtxGetDevice(device: CallerOut<c_int>) {
         let (runtime, context) = current()?;
         write_out(device, runtime.device(context.gpu))
     }
-    "cuCtxGetDevice" 13000 fn cuCtxGetDevice_v2(device: *mut c_int, context: usize) {
+    "cuCtxGetDevice" 13000 fn cuCtxGetDevice_v2(device: CallerOut<c_int>, context: usize) {
         let (runtime, context) = context_named(context)?;
         write_out(device, runtime.device(context.gpu))
     }
-    "cuCtxGetFlags" 7000 fn cuCtxGetFlags(flags: *mut u32) {
+    "cuCtxGetFlags" 7000 fn cuCtxGetFlags(flags: CallerOut<u32>) {
         write_out(flags, current()?.1.flags.load(SeqCst))
     }
     "cuCtxSetFlags" 12010 fn cuCtxSetFlags(flags: u32) {
         current()?.1.flags.store(flags, SeqCst);
         Ok(())
     }
-    "cuCtxGetId" 12000 fn cuCtxGetId(context: usize, id: *mut u64) {
+    "cuCtxGetId" 12000 fn cuCtxGetId(context: usize, id: CallerOut<u64>) {
         write_out(id, context_named(context)?.1.handle as u64)
     }
     "cuCtxCreate" 11040 fn cuCtxCreate_v3(
-        place: *mut usize,
+        place: CallerOut<usize>,
         _affinity: *mut c_void,
         count: c_int,
         flags: u32,
@@ -155,7 +156,7 @@ exports! {
     ) {
         if count == 0 { create(place, flags, device) } else { Err(CuResult::UNSUPPORTED_EXEC_AFFINITY) }
     }
-    "cuCtxGetLimit" 3010 fn cuCtxGetLimit(value: *mut usize, limit: c_int) {
+    "cuCtxGetLimit" 3010 fn cuCtxGetLimit(value: CallerOut<usize>, limit: c_int) {
         let (_, context) = current()?;
         let set = context.limits.lock().unwrap_or_else(PoisonError::into_inner).get(&limit).copied();
         write_out(value, set.map_or_else(|| usual_limit(limit), Ok)?)
@@ -166,7 +167,7 @@ exports! {
         context.limits.lock().unwrap_or_else(PoisonError::into_inner).insert(limit, value);
         Ok(())
     }
-    "cuCtxGetCacheConfig" 3020 fn cuCtxGetCacheConfig(config: *mut c_int) {
+    "cuCtxGetCacheConfig" 3020 fn cuCtxGetCacheConfig(config: CallerOut<c_int>) {
         write_out(config, current()?.1.cache.load(SeqCst))
     }
     "cuCtxSetCacheConfig" 3020 fn cuCtxSetCacheConfig(config: c_int) {
@@ -177,7 +178,7 @@ exports! {
         context.cache.store(config, SeqCst);
         Ok(())
     }
-    "cuCtxGetSharedMemConfig" 4020 fn cuCtxGetSharedMemConfig(config: *mut c_int) {
+    "cuCtxGetSharedMemConfig" 4020 fn cuCtxGetSharedMemConfig(config: CallerOut<c_int>) {
         current()?;
         write_out(config, 1)
     }
@@ -213,7 +214,7 @@ exports! {
     "cuProfilerStop" 4000 fn cuProfilerStop() {
         current().map(drop)
     }
-    "cuCtxGetApiVersion" 3020 fn cuCtxGetApiVersion(context: usize, version: *mut u32) {
+    "cuCtxGetApiVersion" 3020 fn cuCtxGetApiVersion(context: usize, version: CallerOut<u32>) {
         context_named(context)?;
         write_out(version, super::device::DRIVER_VERSION as u32)
     }
@@ -223,7 +224,7 @@ exports! {
     "cuCtxSynchronize" 13000 fn cuCtxSynchronize_v2(context: usize) {
         synchronise(context)
     }
-    "cuCtxGetStreamPriorityRange" 5050 fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
+    "cuCtxGetStreamPriorityRange" 5050 fn cuCtxGetStreamPriorityRange(least: CallerOut<c_int>, greatest: CallerOut<c_int>) {
         current()?;
         write_out(least, 0)?;
         write_out(greatest, -5)

@@ -1,5 +1,6 @@
 //! Copies and fills of all shapes, synchronous or in a stream's order.
 
+use super::pointers::CallerIn;
 use super::{read_in, streamed};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Runtime, context_named};
@@ -273,25 +274,25 @@ streamed! { own;
     ) {
         copy(peer(to, to_context, from, from_context, bytes)?, CallReturn::Submitted(stream), own)
     }
-    "cuMemcpy2D" 3020 fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds(given: *const Memcpy2D) {
+    "cuMemcpy2D" 3020 fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds(given: CallerIn<Memcpy2D>) {
         copy(read_in(given)?.copy()?, CallReturn::Done, own)
     }
-    "cuMemcpy2DUnaligned" 3020 fn cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds(given: *const Memcpy2D) {
+    "cuMemcpy2DUnaligned" 3020 fn cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds(given: CallerIn<Memcpy2D>) {
         copy(read_in(given)?.copy()?, CallReturn::Done, own)
     }
-    "cuMemcpy2DAsync" 3020 fn cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(given: *const Memcpy2D, stream: usize) {
+    "cuMemcpy2DAsync" 3020 fn cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(given: CallerIn<Memcpy2D>, stream: usize) {
         copy(read_in(given)?.copy()?, CallReturn::Submitted(stream), own)
     }
-    "cuMemcpy3D" 3020 fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds(given: *const Memcpy3D) {
+    "cuMemcpy3D" 3020 fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds(given: CallerIn<Memcpy3D>) {
         copy(read_in(given)?.copy()?, CallReturn::Done, own)
     }
-    "cuMemcpy3DAsync" 3020 fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz(given: *const Memcpy3D, stream: usize) {
+    "cuMemcpy3DAsync" 3020 fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz(given: CallerIn<Memcpy3D>, stream: usize) {
         copy(read_in(given)?.copy()?, CallReturn::Submitted(stream), own)
     }
-    "cuMemcpy3DPeer" 4000 fn cuMemcpy3DPeer, cuMemcpy3DPeer_ptds(given: *const Memcpy3D) {
+    "cuMemcpy3DPeer" 4000 fn cuMemcpy3DPeer, cuMemcpy3DPeer_ptds(given: CallerIn<Memcpy3D>) {
         copy(read_in(given)?.copy()?, CallReturn::Done, own)
     }
-    "cuMemcpy3DPeerAsync" 4000 fn cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(given: *const Memcpy3D, stream: usize) {
+    "cuMemcpy3DPeerAsync" 4000 fn cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(given: CallerIn<Memcpy3D>, stream: usize) {
         copy(read_in(given)?.copy()?, CallReturn::Submitted(stream), own)
     }
     "cuMemsetD8" 3020 fn cuMemsetD8_v2, cuMemsetD8_v2_ptds(at: u64, value: u8, count: usize) {

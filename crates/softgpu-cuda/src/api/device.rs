@@ -1,6 +1,7 @@
 //! Initialisation, versions, errors, and the properties of the GPUs.
 
 use super::memory::has_managed;
+use super::pointers::{CallerOut, CallerText};
 use super::{exports, text, write_out};
 use crate::function::{BLOCK_MAX, SHARED_MAX, SHARED_USUAL};
 use crate::result::{CuResult, Outcome};
@@ -15,42 +16,42 @@ exports! {
     "cuInit" 2000 fn cuInit(flags: u32) {
         if flags == 0 { Runtime::init() } else { Err(CuResult::INVALID_VALUE) }
     }
-    "cuDriverGetVersion" 2020 fn cuDriverGetVersion(version: *mut c_int) {
+    "cuDriverGetVersion" 2020 fn cuDriverGetVersion(version: CallerOut<c_int>) {
         write_out(version, DRIVER_VERSION)
     }
-    "cuGetErrorName" 6000 fn cuGetErrorName(error: CuResult, name: *mut *const c_char) {
+    "cuGetErrorName" 6000 fn cuGetErrorName(error: CuResult, name: CallerOut<*const c_char>) {
         let found = error.texts();
         write_out(name, found.map_or(std::ptr::null(), |(name, _)| name.as_ptr()))?;
         found.map(drop).ok_or(CuResult::INVALID_VALUE)
     }
-    "cuGetErrorString" 6000 fn cuGetErrorString(error: CuResult, text: *mut *const c_char) {
+    "cuGetErrorString" 6000 fn cuGetErrorString(error: CuResult, text: CallerOut<*const c_char>) {
         let found = error.texts();
         write_out(text, found.map_or(std::ptr::null(), |(_, text)| text.as_ptr()))?;
         found.map(drop).ok_or(CuResult::INVALID_VALUE)
     }
-    "cuDeviceGetCount" 2000 fn cuDeviceGetCount(count: *mut c_int) {
+    "cuDeviceGetCount" 2000 fn cuDeviceGetCount(count: CallerOut<c_int>) {
         write_out(count, Runtime::get()?.visible.len() as c_int)
     }
-    "cuDeviceGet" 2000 fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
+    "cuDeviceGet" 2000 fn cuDeviceGet(device: CallerOut<c_int>, ordinal: c_int) {
         Runtime::get()?.gpu(ordinal)?;
         write_out(device, ordinal)
     }
-    "cuDeviceGetName" 2000 fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) {
+    "cuDeviceGetName" 2000 fn cuDeviceGetName(name: CallerOut<c_char>, length: c_int, device: c_int) {
         let runtime = Runtime::get()?;
         let gpu = &runtime.client.state().gpus()[runtime.gpu(device)?];
         write_text_cut(name, length, gpu.name.iter().map(|byte| byte.load(SeqCst)).take_while(|byte| *byte != 0))
     }
-    "cuDeviceGetUuid" 9020 fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) {
+    "cuDeviceGetUuid" 9020 fn cuDeviceGetUuid(uuid: CallerOut<[u8; 16]>, device: c_int) {
         write_out(uuid, uuid_of(device)?)
     }
-    "cuDeviceGetUuid" 11040 fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
+    "cuDeviceGetUuid" 11040 fn cuDeviceGetUuid_v2(uuid: CallerOut<[u8; 16]>, device: c_int) {
         write_out(uuid, uuid_of(device)?)
     }
-    "cuDeviceTotalMem" 3020 fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
+    "cuDeviceTotalMem" 3020 fn cuDeviceTotalMem_v2(bytes: CallerOut<usize>, device: c_int) {
         let runtime = Runtime::get()?;
         write_out(bytes, runtime.client.state().gpus()[runtime.gpu(device)?].total.load(SeqCst) as usize)
     }
-    "cuDeviceComputeCapability" 2000 fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, device: c_int) {
+    "cuDeviceComputeCapability" 2000 fn cuDeviceComputeCapability(major: CallerOut<c_int>, minor: CallerOut<c_int>, device: c_int) {
         Runtime::get()?.gpu(device)?;
         write_out(major, 7)?;
         write_out(minor, 5)
@@ -60,12 +61,12 @@ exports! {
         Runtime::get()?.gpu(device)?;
         Err(CuResult::NOT_SUPPORTED)
     }
-    "cuDeviceGetPCIBusId" 4010 fn cuDeviceGetPCIBusId(name: *mut c_char, length: c_int, device: c_int) {
+    "cuDeviceGetPCIBusId" 4010 fn cuDeviceGetPCIBusId(name: CallerOut<c_char>, length: c_int, device: c_int) {
         let gpu = Runtime::get()?.gpu(device)?;
         write_text_cut(name, length, bus_id(gpu).bytes())
     }
-    "cuDeviceGetByPCIBusId" 4010 fn cuDeviceGetByPCIBusId(device: *mut c_int, name: *const c_char) {
-        let (runtime, name) = (Runtime::get()?, text(name)?);
+    "cuDeviceGetByPCIBusId" 4010 fn cuDeviceGetByPCIBusId(device: CallerOut<c_int>, name: CallerText) {
+        let (runtime, name) = (Runtime::get()?, text(&name)?);
         let is_it = |gpu: &usize| {
             let own = bus_id(*gpu);
             // With or without the domain and the function.
@@ -74,7 +75,7 @@ exports! {
         let found = runtime.visible.iter().position(is_it).ok_or(CuResult::INVALID_DEVICE)?;
         write_out(device, found as c_int)
     }
-    "cuDeviceGetProperties" 2000 fn cuDeviceGetProperties(place: *mut [c_int; 14], device: c_int) {
+    "cuDeviceGetProperties" 2000 fn cuDeviceGetProperties(place: CallerOut<[c_int; 14]>, device: c_int) {
         let gpu = Runtime::get()?.gpu(device)?;
         let mut all = [0; 14];
         for (own, attribute) in all.iter_mut().zip([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]) {
@@ -82,12 +83,12 @@ exports! {
         }
         write_out(place, all)
     }
-    "cuDeviceCanAccessPeer" 4000 fn cuDeviceCanAccessPeer(answer: *mut c_int, device: c_int, other: c_int) {
+    "cuDeviceCanAccessPeer" 4000 fn cuDeviceCanAccessPeer(answer: CallerOut<c_int>, device: c_int, other: c_int) {
         let runtime = Runtime::get()?;
         write_out(answer, c_int::from(runtime.gpu(device)? != runtime.gpu(other)?))
     }
     "cuDeviceGetP2PAttribute" 8000 fn cuDeviceGetP2PAttribute(
-        value: *mut c_int,
+        value: CallerOut<c_int>,
         attribute: c_int,
         device: c_int,
         other: c_int,
@@ -103,24 +104,25 @@ exports! {
         })
     }
     "cuDeviceGetExecAffinitySupport" 11040 fn cuDeviceGetExecAffinitySupport(
-        answer: *mut c_int,
+        answer: CallerOut<c_int>,
         _kind: c_int,
         device: c_int,
     ) {
         Runtime::get()?.gpu(device)?;
         write_out(answer, 0)
     }
-    "cuDeviceGetAttribute" 2000 fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
+    "cuDeviceGetAttribute" 2000 fn cuDeviceGetAttribute(value: CallerOut<c_int>, attribute: c_int, device: c_int) {
         let gpu = Runtime::get()?.gpu(device)?;
         write_out(value, attribute_of(attribute, gpu)?)
     }
 }
 
 /// Writes as much of a text as the buffer holds.
-fn write_text_cut(place: *mut c_char, length: c_int, bytes: impl Iterator<Item = u8>) -> Outcome {
+fn write_text_cut(place: CallerOut<c_char>, length: c_int, bytes: impl Iterator<Item = u8>) -> Outcome {
     let room = usize::try_from(length).ok().and_then(|length| length.checked_sub(1)).ok_or(CuResult::INVALID_VALUE)?;
     for (number, byte) in bytes.take(room).chain([0]).enumerate() {
-        write_out(place.wrapping_add(number), byte as c_char)?;
+        // SAFETY: the caller of the C function promises as much room as it states, and no more is written.
+        write_out(unsafe { place.at(number) }, byte as c_char)?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Events.
 
+use super::pointers::CallerOut;
 use super::{checked_place, exports, streamed, write_out};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Runtime, context_named, current};
@@ -14,7 +15,7 @@ const FLAGS: u32 = 7;
 /// `CU_EVENT_RECORD_EXTERNAL`.
 const EXTERNAL: u32 = 1;
 
-fn elapsed(milliseconds: *mut f32, begin: usize, end: usize) -> Outcome {
+fn elapsed(milliseconds: CallerOut<f32>, begin: usize, end: usize) -> Outcome {
     let (runtime, _) = current()?;
     let (begin, end) = (runtime.events.get(begin)?, runtime.events.get(end)?);
     if (begin.flags | end.flags) & TIMELESS != 0 {
@@ -32,7 +33,7 @@ fn elapsed(milliseconds: *mut f32, begin: usize, end: usize) -> Outcome {
 }
 
 exports! {
-    "cuEventCreate" 2000 fn cuEventCreate(place: *mut usize, flags: u32) {
+    "cuEventCreate" 2000 fn cuEventCreate(place: CallerOut<usize>, flags: u32) {
         let (runtime, _) = current()?;
         // Events for other processes are not supported.
         if flags & !FLAGS != 0 || flags & 4 != 0 {
@@ -83,10 +84,10 @@ exports! {
         event.set(EventMark::Job(job));
         Ok(())
     }
-    "cuEventElapsedTime" 2000 fn cuEventElapsedTime(milliseconds: *mut f32, begin: usize, end: usize) {
+    "cuEventElapsedTime" 2000 fn cuEventElapsedTime(milliseconds: CallerOut<f32>, begin: usize, end: usize) {
         elapsed(milliseconds, begin, end)
     }
-    "cuEventElapsedTime" 12080 fn cuEventElapsedTime_v2(milliseconds: *mut f32, begin: usize, end: usize) {
+    "cuEventElapsedTime" 12080 fn cuEventElapsedTime_v2(milliseconds: CallerOut<f32>, begin: usize, end: usize) {
         elapsed(milliseconds, begin, end)
     }
 }

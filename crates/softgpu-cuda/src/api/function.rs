@@ -1,6 +1,7 @@
 //! Functions: their attributes, occupancy, and launches.
 
-use super::{exports, read_in, read_list, streamed, write_out, write_out_if_wanted};
+use super::pointers::{CallerIn, CallerOut};
+use super::{exports, read_in, streamed, write_out, write_out_if_wanted};
 use crate::function::{ContextKernel, LaunchGeometry, RawKernelParams, SHARED_MAX};
 use crate::log;
 use crate::result::{CuResult, Outcome};
@@ -22,7 +23,7 @@ pub struct CuLaunchConfig {
     block: [u32; 3],
     shared: u32,
     stream: usize,
-    attributes: *const CuLaunchAttribute,
+    attributes: CallerIn<CuLaunchAttribute>,
     count: u32,
 }
 
@@ -45,12 +46,12 @@ pub fn function(runtime: &Runtime, context: &DriverContext, handle: usize) -> Ou
 }
 
 /// Writes an attribute of a function.
-pub fn attribute(runtime: &Runtime, value: *mut c_int, which: c_int, function: usize) -> Outcome {
+pub fn attribute(runtime: &Runtime, value: CallerOut<c_int>, which: c_int, function: usize) -> Outcome {
     write_out(value, runtime.functions.get(function)?.attribute(which)?)
 }
 
 /// Writes offset and size of a parameter.
-pub fn param_info(kernel: &Kernel, number: usize, offset: *mut usize, size: *mut usize) -> Outcome {
+pub fn param_info(kernel: &Kernel, number: usize, offset: CallerOut<usize>, size: CallerOut<usize>) -> Outcome {
     let param = kernel.params().get(number).ok_or(CuResult::INVALID_VALUE)?;
     write_out(offset, param.offset as usize)?;
     write_out_if_wanted(size, param.bytes as usize)
@@ -65,7 +66,8 @@ fn launch(handle: usize, shape: LaunchGeometry, stream: usize, own: bool, given:
 
 /// Refuses launch attributes that ask for features that do not exist here.
 fn check_attributes(config: &CuLaunchConfig) -> Outcome {
-    for attribute in read_list(config.attributes, config.count as usize)? {
+    // SAFETY: the caller of the C function promises a list of that length.
+    for attribute in unsafe { config.attributes.read_list(config.count as usize)? } {
         let is_set = match attribute.which {
             2 => attribute.value[0] != 0,
             // A cluster of one block is none.
@@ -103,7 +105,7 @@ fn best_block(
     Ok((best.0 * processors, best.1))
 }
 
-fn active_blocks(place: *mut c_int, handle: usize, threads: c_int, dynamic: usize) -> Outcome {
+fn active_blocks(place: CallerOut<c_int>, handle: usize, threads: c_int, dynamic: usize) -> Outcome {
     let (runtime, context) = current()?;
     let threads = u32::try_from(threads).map_err(|_| CuResult::INVALID_VALUE)?;
     let blocks = function(runtime, &context, handle)?.blocks_at_a_time(threads, dynamic as u64)?;
@@ -111,7 +113,7 @@ fn active_blocks(place: *mut c_int, handle: usize, threads: c_int, dynamic: usiz
 }
 
 exports! {
-    "cuFuncGetAttribute" 2020 fn cuFuncGetAttribute(value: *mut c_int, which: c_int, handle: usize) {
+    "cuFuncGetAttribute" 2020 fn cuFuncGetAttribute(value: CallerOut<c_int>, which: c_int, handle: usize) {
         let (runtime, context) = current()?;
         write_out(value, function(runtime, &context, handle)?.attribute(which)?)
     }
@@ -127,11 +129,11 @@ exports! {
         let (runtime, context) = current()?;
         function(runtime, &context, handle).map(drop)
     }
-    "cuFuncGetModule" 11000 fn cuFuncGetModule(place: *mut usize, handle: usize) {
+    "cuFuncGetModule" 11000 fn cuFuncGetModule(place: CallerOut<usize>, handle: usize) {
         let (runtime, context) = current()?;
         write_out(place, function(runtime, &context, handle)?.module)
     }
-    "cuFuncGetName" 12030 fn cuFuncGetName(place: *mut *const c_char, handle: usize) {
+    "cuFuncGetName" 12030 fn cuFuncGetName(place: CallerOut<*const c_char>, handle: usize) {
         let (runtime, context) = current()?;
         // The name lives as long as the function, which its module keeps.
         write_out(place, function(runtime, &context, handle)?.name.as_ptr())
@@ -139,13 +141,13 @@ exports! {
     "cuFuncGetParamInfo" 12040 fn cuFuncGetParamInfo(
         handle: usize,
         number: usize,
-        offset: *mut usize,
-        size: *mut usize,
+        offset: CallerOut<usize>,
+        size: CallerOut<usize>,
     ) {
         let (runtime, context) = current()?;
         param_info(function(runtime, &context, handle)?.kernel()?, number, offset, size)
     }
-    "cuFuncIsLoaded" 12040 fn cuFuncIsLoaded(state: *mut c_int, handle: usize) {
+    "cuFuncIsLoaded" 12040 fn cuFuncIsLoaded(state: CallerOut<c_int>, handle: usize) {
         let (runtime, context) = current()?;
         function(runtime, &context, handle)?;
         write_out(state, 1)
@@ -155,7 +157,7 @@ exports! {
         function(runtime, &context, handle).map(drop)
     }
     "cuOccupancyMaxActiveBlocksPerMultiprocessor" 6050 fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        place: *mut c_int,
+        place: CallerOut<c_int>,
         handle: usize,
         threads: c_int,
         dynamic: usize,
@@ -163,7 +165,7 @@ exports! {
         active_blocks(place, handle, threads, dynamic)
     }
     "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags" 7000 fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-        place: *mut c_int,
+        place: CallerOut<c_int>,
         handle: usize,
         threads: c_int,
         dynamic: usize,
@@ -172,8 +174,8 @@ exports! {
         active_blocks(place, handle, threads, dynamic)
     }
     "cuOccupancyMaxPotentialBlockSize" 6050 fn cuOccupancyMaxPotentialBlockSize(
-        grid: *mut c_int,
-        block: *mut c_int,
+        grid: CallerOut<c_int>,
+        block: CallerOut<c_int>,
         handle: usize,
         of_block: SharedOfBlock,
         dynamic: usize,
@@ -185,8 +187,8 @@ exports! {
         write_out(block, found.1)
     }
     "cuOccupancyMaxPotentialBlockSizeWithFlags" 7000 fn cuOccupancyMaxPotentialBlockSizeWithFlags(
-        grid: *mut c_int,
-        block: *mut c_int,
+        grid: CallerOut<c_int>,
+        block: CallerOut<c_int>,
         handle: usize,
         of_block: SharedOfBlock,
         dynamic: usize,
@@ -199,7 +201,7 @@ exports! {
         write_out(block, found.1)
     }
     "cuOccupancyAvailableDynamicSMemPerBlock" 10020 fn cuOccupancyAvailableDynamicSMemPerBlock(
-        place: *mut usize,
+        place: CallerOut<usize>,
         handle: usize,
         blocks: c_int,
         threads: c_int,
@@ -230,10 +232,11 @@ streamed! { own;
         extra: *mut *mut c_void,
     ) {
         let shape = LaunchGeometry { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared };
-        launch(handle, shape, stream, own, RawKernelParams { each, extra })
+        // SAFETY: the caller of the C function promises parameters as the kernel declares them.
+        launch(handle, shape, stream, own, unsafe { RawKernelParams::new(each, extra) })
     }
     "cuLaunchKernelEx" 11060 fn cuLaunchKernelEx, cuLaunchKernelEx_ptsz(
-        config: *const CuLaunchConfig,
+        config: CallerIn<CuLaunchConfig>,
         handle: usize,
         each: *mut *mut c_void,
         extra: *mut *mut c_void,
@@ -241,6 +244,7 @@ streamed! { own;
         let config = read_in(config)?;
         check_attributes(&config)?;
         let shape = LaunchGeometry { grid: config.grid, block: config.block, shared: config.shared };
-        launch(handle, shape, config.stream, own, RawKernelParams { each, extra })
+        // SAFETY: the caller of the C function promises parameters as the kernel declares them.
+        launch(handle, shape, config.stream, own, unsafe { RawKernelParams::new(each, extra) })
     }
 }

@@ -1,6 +1,7 @@
 //! Whole graphs: creating, querying, copying, instantiating, and launching them.
 
-use super::{checked_place, exports, read_in, read_list, streamed, text, write_list, write_out, write_out_if_wanted};
+use super::pointers::{CallerIn, CallerOut, CallerText};
+use super::{checked_place, exports, streamed, text, write_list, write_out, write_out_if_wanted};
 use crate::graph::{InstantiatedGraph, WorkGraph};
 use crate::object::UserObject;
 use crate::result::{CuResult, Outcome};
@@ -38,7 +39,7 @@ fn graph(handle: usize) -> Outcome<(&'static Runtime, Arc<WorkGraph>)> {
     Ok((runtime, runtime.graphs.get(handle).map_err(|_| CuResult::INVALID_VALUE)?))
 }
 
-fn instantiate(place: *mut usize, handle: usize, flags: u64) -> Outcome {
+fn instantiate(place: CallerOut<usize>, handle: usize, flags: u64) -> Outcome {
     let (runtime, graph) = graph(handle)?;
     let _pass = runtime.client.pass_gate();
     write_out(checked_place(place)?, runtime.execs.insert(Arc::new(InstantiatedGraph::new(&graph, flags)?)))
@@ -50,29 +51,33 @@ fn update(exec: usize, handle: usize) -> Outcome<Option<usize>> {
     runtime.execs.get(exec)?.update(&graph)
 }
 
-fn edges(handle: usize, from: *mut usize, to: *mut usize, count: *mut usize) -> Outcome {
+fn edges(handle: usize, from: CallerOut<usize>, to: CallerOut<usize>, count: CallerOut<usize>) -> Outcome {
     let (_, graph) = graph(handle)?;
     let all: Vec<(usize, usize)> = graph.body().edges.iter().copied().collect();
     if from.is_null() != to.is_null() {
         return Err(CuResult::INVALID_VALUE);
     }
-    let room = if from.is_null() { 0 } else { read_in(count)? };
-    write_list(from, count, &all.iter().map(|(from, _)| *from).collect::<Vec<_>>())?;
-    for (number, (_, end)) in all.iter().take(room).enumerate() {
-        write_out(to.wrapping_add(number), *end)?;
+    let room = if from.is_null() { 0 } else { count.read()? };
+    // SAFETY: the caller of the C function promises two lists of the length that it states.
+    unsafe {
+        write_list(from, count, &all.iter().map(|(from, _)| *from).collect::<Vec<_>>())?;
+        for (number, (_, end)) in all.iter().take(room).enumerate() {
+            write_out(to.at(number), *end)?;
+        }
     }
     Ok(())
 }
 
 /// Edges have no data: a caller that asks gets zeros.
-fn clear_edge_data(place: *mut [u8; 8], count: *mut usize) -> Outcome {
-    for number in 0..if place.is_null() { 0 } else { read_in(count)? } {
-        write_out(place.wrapping_add(number), [0; 8])?;
+fn clear_edge_data(place: CallerOut<[u8; 8]>, count: CallerOut<usize>) -> Outcome {
+    for number in 0..if place.is_null() { 0 } else { count.read()? } {
+        // SAFETY: the caller of the C function promises a list of the length that it states.
+        write_out(unsafe { place.at(number) }, [0; 8])?;
     }
     Ok(())
 }
 
-fn neighbours(node: usize, places: *mut usize, count: *mut usize, is_before: bool) -> Outcome {
+fn neighbours(node: usize, places: CallerOut<usize>, count: CallerOut<usize>, is_before: bool) -> Outcome {
     let runtime = Runtime::get()?;
     let own = runtime.nodes.get(node).map_err(|_| CuResult::INVALID_VALUE)?;
     let (_, graph) = graph(own.graph)?;
@@ -82,11 +87,14 @@ fn neighbours(node: usize, places: *mut usize, count: *mut usize, is_before: boo
         false if *from == node => Some(*to),
         _ => None,
     });
-    write_list(places, count, &found.collect::<Vec<_>>())
+    // SAFETY: the caller of the C function promises a list of the length that it states.
+    unsafe { write_list(places, count, &found.collect::<Vec<_>>()) }
 }
 
-fn pairs(from: *const usize, to: *const usize, count: usize) -> Outcome<Vec<(usize, usize)>> {
-    Ok(read_list(from, count)?.into_iter().zip(read_list(to, count)?).collect())
+fn pairs(from: CallerIn<usize>, to: CallerIn<usize>, count: usize) -> Outcome<Vec<(usize, usize)>> {
+    // SAFETY: the caller of the C function promises two lists of that length.
+    let (from, to) = unsafe { (from.read_list(count)?, to.read_list(count)?) };
+    Ok(from.into_iter().zip(to).collect())
 }
 
 /// A drawing of a graph for Graphviz.
@@ -122,7 +130,7 @@ fn object(handle: usize) -> Outcome<(&'static Runtime, Arc<UserObject>)> {
 
 exports! {
     "cuUserObjectCreate" 11030 fn cuUserObjectCreate(
-        place: *mut usize,
+        place: CallerOut<usize>,
         data: *mut c_void,
         function: Option<unsafe extern "C" fn(*mut c_void)>,
         count: u32,
@@ -159,7 +167,7 @@ exports! {
     "cuGraphReleaseUserObject" 11030 fn cuGraphReleaseUserObject(graph_handle: usize, handle: usize, count: u32) {
         graph(graph_handle)?.1.kept.remove(handle, count as usize)
     }
-    "cuGraphCreate" 10000 fn cuGraphCreate(place: *mut usize, flags: u32) {
+    "cuGraphCreate" 10000 fn cuGraphCreate(place: CallerOut<usize>, flags: u32) {
         let runtime = Runtime::get()?;
         if flags != 0 {
             return Err(CuResult::INVALID_VALUE);
@@ -171,12 +179,12 @@ exports! {
         graph.destroy(runtime);
         Ok(())
     }
-    "cuGraphClone" 10000 fn cuGraphClone(place: *mut usize, handle: usize) {
+    "cuGraphClone" 10000 fn cuGraphClone(place: CallerOut<usize>, handle: usize) {
         let (runtime, graph) = graph(handle)?;
         let (copy, _) = graph.duplicate(runtime);
         write_out(place, copy.handle)
     }
-    "cuGraphNodeFindInClone" 10000 fn cuGraphNodeFindInClone(place: *mut usize, node: usize, clone: usize) {
+    "cuGraphNodeFindInClone" 10000 fn cuGraphNodeFindInClone(place: CallerOut<usize>, node: usize, clone: usize) {
         let runtime = Runtime::get()?;
         let own = runtime.nodes.get(node).map_err(|_| CuResult::INVALID_VALUE)?;
         let (_, original) = graph(own.graph)?;
@@ -186,105 +194,107 @@ exports! {
         let found = copy.body().nodes.get(number).map(|one| one.handle).ok_or(CuResult::INVALID_VALUE)?;
         write_out(place, found)
     }
-    "cuGraphGetNodes" 10000 fn cuGraphGetNodes(handle: usize, places: *mut usize, count: *mut usize) {
+    "cuGraphGetNodes" 10000 fn cuGraphGetNodes(handle: usize, places: CallerOut<usize>, count: CallerOut<usize>) {
         let (_, graph) = graph(handle)?;
         let nodes: Vec<usize> = graph.body().nodes.iter().map(|node| node.handle).collect();
-        write_list(places, count, &nodes)
+        // SAFETY: the caller of the C function promises a list of the length that it states.
+        unsafe { write_list(places, count, &nodes) }
     }
-    "cuGraphGetRootNodes" 10000 fn cuGraphGetRootNodes(handle: usize, places: *mut usize, count: *mut usize) {
+    "cuGraphGetRootNodes" 10000 fn cuGraphGetRootNodes(handle: usize, places: CallerOut<usize>, count: CallerOut<usize>) {
         let (_, graph) = graph(handle)?;
         let body = graph.body();
         let is_root = |node: &usize| body.edges.iter().all(|(_, to)| to != node);
         let roots: Vec<usize> = body.nodes.iter().map(|node| node.handle).filter(is_root).collect();
-        write_list(places, count, &roots)
+        // SAFETY: the caller of the C function promises a list of the length that it states.
+        unsafe { write_list(places, count, &roots) }
     }
-    "cuGraphGetEdges" 10000 fn cuGraphGetEdges(handle: usize, from: *mut usize, to: *mut usize, count: *mut usize) {
+    "cuGraphGetEdges" 10000 fn cuGraphGetEdges(handle: usize, from: CallerOut<usize>, to: CallerOut<usize>, count: CallerOut<usize>) {
         edges(handle, from, to, count)
     }
     "cuGraphGetEdges" 12030 fn cuGraphGetEdges_v2(
         handle: usize,
-        from: *mut usize,
-        to: *mut usize,
-        data: *mut [u8; 8],
-        count: *mut usize,
+        from: CallerOut<usize>,
+        to: CallerOut<usize>,
+        data: CallerOut<[u8; 8]>,
+        count: CallerOut<usize>,
     ) {
         edges(handle, from, to, count)?;
         clear_edge_data(data, count)
     }
     "cuGraphNodeGetDependencies" 10000 fn cuGraphNodeGetDependencies(
-        node: usize, places: *mut usize, count: *mut usize,
+        node: usize, places: CallerOut<usize>, count: CallerOut<usize>,
     ) {
         neighbours(node, places, count, true)
     }
     "cuGraphNodeGetDependencies" 12030 fn cuGraphNodeGetDependencies_v2(
-        node: usize, places: *mut usize, data: *mut [u8; 8], count: *mut usize,
+        node: usize, places: CallerOut<usize>, data: CallerOut<[u8; 8]>, count: CallerOut<usize>,
     ) {
         neighbours(node, places, count, true)?;
         clear_edge_data(data, count)
     }
     "cuGraphNodeGetDependentNodes" 10000 fn cuGraphNodeGetDependentNodes(
-        node: usize, places: *mut usize, count: *mut usize,
+        node: usize, places: CallerOut<usize>, count: CallerOut<usize>,
     ) {
         neighbours(node, places, count, false)
     }
     "cuGraphNodeGetDependentNodes" 12030 fn cuGraphNodeGetDependentNodes_v2(
-        node: usize, places: *mut usize, data: *mut [u8; 8], count: *mut usize,
+        node: usize, places: CallerOut<usize>, data: CallerOut<[u8; 8]>, count: CallerOut<usize>,
     ) {
         neighbours(node, places, count, false)?;
         clear_edge_data(data, count)
     }
     "cuGraphAddDependencies" 10000 fn cuGraphAddDependencies(
-        handle: usize, from: *const usize, to: *const usize, count: usize,
+        handle: usize, from: CallerIn<usize>, to: CallerIn<usize>, count: usize,
     ) {
         graph(handle)?.1.connect(&pairs(from, to, count)?)
     }
     "cuGraphAddDependencies" 12030 fn cuGraphAddDependencies_v2(
-        handle: usize, from: *const usize, to: *const usize, _data: *const c_void, count: usize,
+        handle: usize, from: CallerIn<usize>, to: CallerIn<usize>, _data: *const c_void, count: usize,
     ) {
         graph(handle)?.1.connect(&pairs(from, to, count)?)
     }
     "cuGraphRemoveDependencies" 10000 fn cuGraphRemoveDependencies(
-        handle: usize, from: *const usize, to: *const usize, count: usize,
+        handle: usize, from: CallerIn<usize>, to: CallerIn<usize>, count: usize,
     ) {
         graph(handle)?.1.disconnect(&pairs(from, to, count)?)
     }
     "cuGraphRemoveDependencies" 12030 fn cuGraphRemoveDependencies_v2(
-        handle: usize, from: *const usize, to: *const usize, _data: *const c_void, count: usize,
+        handle: usize, from: CallerIn<usize>, to: CallerIn<usize>, _data: *const c_void, count: usize,
     ) {
         graph(handle)?.1.disconnect(&pairs(from, to, count)?)
     }
-    "cuGraphDebugDotPrint" 11030 fn cuGraphDebugDotPrint(handle: usize, path: *const c_char, _flags: u32) {
+    "cuGraphDebugDotPrint" 11030 fn cuGraphDebugDotPrint(handle: usize, path: CallerText, _flags: u32) {
         let (_, graph) = graph(handle)?;
-        std::fs::write(text(path)?, graphviz_text(&graph)).map_err(|_| CuResult::OPERATING_SYSTEM)
+        std::fs::write(text(&path)?, graphviz_text(&graph)).map_err(|_| CuResult::OPERATING_SYSTEM)
     }
     "cuGraphInstantiate" 10000 fn cuGraphInstantiate(
-        place: *mut usize, handle: usize, node: *mut usize, _log: *mut c_char, _size: usize,
+        place: CallerOut<usize>, handle: usize, node: CallerOut<usize>, _log: *mut c_char, _size: usize,
     ) {
         write_out_if_wanted(node, 0)?;
         instantiate(place, handle, 0)
     }
     "cuGraphInstantiate" 11000 fn cuGraphInstantiate_v2(
-        place: *mut usize, handle: usize, node: *mut usize, _log: *mut c_char, _size: usize,
+        place: CallerOut<usize>, handle: usize, node: CallerOut<usize>, _log: *mut c_char, _size: usize,
     ) {
         write_out_if_wanted(node, 0)?;
         instantiate(place, handle, 0)
     }
-    "cuGraphInstantiateWithFlags" 11040 fn cuGraphInstantiateWithFlags(place: *mut usize, handle: usize, flags: u64) {
+    "cuGraphInstantiateWithFlags" 11040 fn cuGraphInstantiateWithFlags(place: CallerOut<usize>, handle: usize, flags: u64) {
         instantiate(place, handle, flags)
     }
     "cuGraphExecDestroy" 10000 fn cuGraphExecDestroy(exec: usize) {
         Runtime::get()?.execs.remove(exec).map(drop)
     }
-    "cuGraphExecGetFlags" 12000 fn cuGraphExecGetFlags(exec: usize, flags: *mut u64) {
+    "cuGraphExecGetFlags" 12000 fn cuGraphExecGetFlags(exec: usize, flags: CallerOut<u64>) {
         write_out(flags, Runtime::get()?.execs.get(exec)?.flags)
     }
-    "cuGraphExecUpdate" 10020 fn cuGraphExecUpdate(exec: usize, handle: usize, node: *mut usize, result: *mut c_int) {
+    "cuGraphExecUpdate" 10020 fn cuGraphExecUpdate(exec: usize, handle: usize, node: CallerOut<usize>, result: CallerOut<c_int>) {
         let odd = update(exec, handle)?;
         write_out_if_wanted(node, odd.unwrap_or(0))?;
         write_out(result, if odd.is_some() { OTHER_SHAPE } else { 0 })?;
         if odd.is_some() { Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE) } else { Ok(()) }
     }
-    "cuGraphExecUpdate" 12000 fn cuGraphExecUpdate_v2(exec: usize, handle: usize, place: *mut CuGraphExecUpdateResult) {
+    "cuGraphExecUpdate" 12000 fn cuGraphExecUpdate_v2(exec: usize, handle: usize, place: CallerOut<CuGraphExecUpdateResult>) {
         let odd = update(exec, handle)?;
         let result = if odd.is_some() { OTHER_SHAPE } else { 0 };
         write_out(place, CuGraphExecUpdateResult { result, node: odd.unwrap_or(0), from: 0 })?;
@@ -294,9 +304,9 @@ exports! {
 
 streamed! { own;
     "cuGraphInstantiateWithParams" 12000 fn cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz(
-        place: *mut usize, handle: usize, params: *mut CuGraphInstantiateParams,
+        place: CallerOut<usize>, handle: usize, params: CallerOut<CuGraphInstantiateParams>,
     ) {
-        let wanted = read_in(params)?;
+        let wanted = params.read()?;
         if wanted.upload != 0 {
             resolve(wanted.upload, own)?;
         }

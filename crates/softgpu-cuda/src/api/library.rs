@@ -1,6 +1,7 @@
 //! Libraries, which belong to no context, and their kernels.
 
 use super::function::{attribute, param_info};
+use super::pointers::{CallerOut, CallerText};
 use super::{checked_place, exports, text, write_out, write_out_if_wanted};
 use crate::image;
 use crate::module::{KernelLibrary, LibraryKernel, read};
@@ -9,13 +10,15 @@ use crate::runtime::{DriverContext, Runtime, current};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, PoisonError};
 
-fn load(place: *mut usize, image: *const c_void) -> Outcome {
+/// # Safety
+/// The image is null, or one that can be loaded.
+unsafe fn load(place: CallerOut<usize>, image: *const c_void) -> Outcome {
     let runtime = Runtime::get()?;
     let _pass = runtime.client.pass_gate();
-    write_out(
-        checked_place(place)?,
-        runtime.libraries.insert(Arc::new(KernelLibrary::new(read(&image::text_at(image)?)?))),
-    )
+    let place = checked_place(place)?;
+    // SAFETY: the caller promises an image.
+    let text = unsafe { image::text_at(image)? };
+    write_out(place, runtime.libraries.insert(Arc::new(KernelLibrary::new(read(&text)?))))
 }
 
 /// The context in which a question about a GPU is answered: the current one, if it is on that GPU.
@@ -37,7 +40,7 @@ fn kernel(handle: usize) -> Outcome<(&'static Runtime, Arc<LibraryKernel>)> {
 
 exports! {
     "cuLibraryLoadData" 12000 fn cuLibraryLoadData(
-        place: *mut usize,
+        place: CallerOut<usize>,
         image: *const c_void,
         _options: *mut c_int,
         _values: *mut *mut c_void,
@@ -46,11 +49,12 @@ exports! {
         _library_values: *mut *mut c_void,
         _library_count: u32,
     ) {
-        load(place, image)
+        // SAFETY: the caller of the C function promises an image.
+        unsafe { load(place, image) }
     }
     "cuLibraryLoadFromFile" 12000 fn cuLibraryLoadFromFile(
-        place: *mut usize,
-        name: *const c_char,
+        place: CallerOut<usize>,
+        name: CallerText,
         _options: *mut c_int,
         _values: *mut *mut c_void,
         _count: u32,
@@ -58,8 +62,9 @@ exports! {
         _library_values: *mut *mut c_void,
         _library_count: u32,
     ) {
-        let image = image::file(text(name)?)?;
-        load(place, image.as_ptr().cast())
+        let image = image::file(text(&name)?)?;
+        // SAFETY: the file ends with a zero, and a fat binary in it is whole.
+        unsafe { load(place, image.as_ptr().cast()) }
     }
     "cuLibraryUnload" 12000 fn cuLibraryUnload(library: usize) {
         let runtime = Runtime::get()?;
@@ -70,34 +75,35 @@ exports! {
         runtime.libraries.remove(library)?.unload(runtime);
         Ok(())
     }
-    "cuLibraryGetKernel" 12000 fn cuLibraryGetKernel(place: *mut usize, library: usize, name: *const c_char) {
+    "cuLibraryGetKernel" 12000 fn cuLibraryGetKernel(place: CallerOut<usize>, library: usize, name: CallerText) {
         let runtime = Runtime::get()?;
-        write_out(place, runtime.libraries.get(library)?.kernel(runtime, library, text(name)?)?)
+        write_out(place, runtime.libraries.get(library)?.kernel(runtime, library, text(&name)?)?)
     }
-    "cuLibraryGetKernelCount" 12040 fn cuLibraryGetKernelCount(count: *mut u32, library: usize) {
+    "cuLibraryGetKernelCount" 12040 fn cuLibraryGetKernelCount(count: CallerOut<u32>, library: usize) {
         write_out(count, Runtime::get()?.libraries.get(library)?.module.kernels().count() as u32)
     }
-    "cuLibraryEnumerateKernels" 12040 fn cuLibraryEnumerateKernels(places: *mut usize, count: u32, library: usize) {
+    "cuLibraryEnumerateKernels" 12040 fn cuLibraryEnumerateKernels(places: CallerOut<usize>, count: u32, library: usize) {
         let runtime = Runtime::get()?;
         let own = runtime.libraries.get(library)?;
         for (number, kernel) in own.module.kernels().take(count as usize).enumerate() {
-            write_out(places.wrapping_add(number), own.kernel(runtime, library, kernel.name())?)?;
+            // SAFETY: the caller of the C function promises room for as many as it states.
+            write_out(unsafe { places.at(number) }, own.kernel(runtime, library, kernel.name())?)?;
         }
         Ok(())
     }
-    "cuLibraryGetModule" 12000 fn cuLibraryGetModule(place: *mut usize, library: usize) {
+    "cuLibraryGetModule" 12000 fn cuLibraryGetModule(place: CallerOut<usize>, library: usize) {
         let (runtime, context) = current()?;
         write_out(place, runtime.libraries.get(library)?.module_in(runtime, &context)?)
     }
     "cuLibraryGetGlobal" 12000 fn cuLibraryGetGlobal(
-        place: *mut u64,
-        bytes: *mut usize,
+        place: CallerOut<u64>,
+        bytes: CallerOut<usize>,
         library: usize,
-        name: *const c_char,
+        name: CallerText,
     ) {
         let (runtime, context) = current()?;
         let module = runtime.libraries.get(library)?.module_in(runtime, &context)?;
-        let (at, length) = runtime.modules.get(module)?.variable(text(name)?)?;
+        let (at, length) = runtime.modules.get(module)?.variable(text(&name)?)?;
         write_out_if_wanted(bytes, length as usize)?;
         write_out_if_wanted(place, at)
     }
@@ -111,18 +117,18 @@ exports! {
         // No variable of PTX is managed here.
         Err(CuResult::NOT_FOUND)
     }
-    "cuKernelGetFunction" 12000 fn cuKernelGetFunction(place: *mut usize, handle: usize) {
+    "cuKernelGetFunction" 12000 fn cuKernelGetFunction(place: CallerOut<usize>, handle: usize) {
         let (runtime, context) = current()?;
         write_out(place, kernel(handle)?.1.function_in(runtime, &context)?)
     }
-    "cuKernelGetLibrary" 12050 fn cuKernelGetLibrary(place: *mut usize, handle: usize) {
+    "cuKernelGetLibrary" 12050 fn cuKernelGetLibrary(place: CallerOut<usize>, handle: usize) {
         write_out(place, kernel(handle)?.1.library_handle)
     }
-    "cuKernelGetName" 12030 fn cuKernelGetName(place: *mut *const c_char, handle: usize) {
+    "cuKernelGetName" 12030 fn cuKernelGetName(place: CallerOut<*const c_char>, handle: usize) {
         write_out(place, kernel(handle)?.1.name.as_ptr())
     }
     "cuKernelGetAttribute" 12000 fn cuKernelGetAttribute(
-        value: *mut c_int,
+        value: CallerOut<c_int>,
         which: c_int,
         handle: usize,
         device: c_int,
@@ -142,8 +148,8 @@ exports! {
     "cuKernelGetParamInfo" 12040 fn cuKernelGetParamInfo(
         handle: usize,
         number: usize,
-        offset: *mut usize,
-        size: *mut usize,
+        offset: CallerOut<usize>,
+        size: CallerOut<usize>,
     ) {
         let (_, own) = kernel(handle)?;
         let name = own.name.to_str().map_err(|_| CuResult::NOT_FOUND)?;

@@ -1,5 +1,6 @@
 //! Memory of the GPUs, of the host for copies, and registered: allocating and freeing.
 
+use super::pointers::CallerOut;
 use super::{checked_place, exports, write_out, write_out_if_wanted};
 use crate::log;
 use crate::result::{CuResult, Outcome};
@@ -73,18 +74,18 @@ fn is_gpu_memory(kind: MemoryKind) -> bool {
 }
 
 exports! {
-    "cuMemGetInfo" 3020 fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+    "cuMemGetInfo" 3020 fn cuMemGetInfo_v2(free: CallerOut<usize>, total: CallerOut<usize>) {
         let (runtime, context) = current()?;
         let (left, all) = info(runtime, context.gpu);
         write_out_if_wanted(free, left as usize)?;
         write_out_if_wanted(total, all as usize)
     }
-    "cuMemAlloc" 3020 fn cuMemAlloc_v2(place: *mut u64, bytes: usize) {
+    "cuMemAlloc" 3020 fn cuMemAlloc_v2(place: CallerOut<u64>, bytes: usize) {
         write_out(checked_place(place)?, alloc(MemoryKind::Device, bytes)?)
     }
     "cuMemAllocPitch" 3020 fn cuMemAllocPitch_v2(
-        place: *mut u64,
-        pitch: *mut usize,
+        place: CallerOut<u64>,
+        pitch: CallerOut<usize>,
         width: usize,
         height: usize,
         element: u32,
@@ -100,17 +101,17 @@ exports! {
     "cuMemFree" 3020 fn cuMemFree_v2(at: u64) {
         free(at, is_gpu_memory)
     }
-    "cuMemGetAddressRange" 3020 fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, at: u64) {
+    "cuMemGetAddressRange" 3020 fn cuMemGetAddressRange_v2(base: CallerOut<u64>, size: CallerOut<usize>, at: u64) {
         let (runtime, _) = current()?;
         let held = runtime.space.snapshot();
         let (first, block) = held.find(at).ok_or(CuResult::NOT_FOUND)?;
         write_out_if_wanted(base, first)?;
         write_out_if_wanted(size, block.bytes as usize)
     }
-    "cuMemAllocHost" 3020 fn cuMemAllocHost_v2(place: *mut *mut c_void, bytes: usize) {
+    "cuMemAllocHost" 3020 fn cuMemAllocHost_v2(place: CallerOut<*mut c_void>, bytes: usize) {
         write_out(checked_place(place)?, host(bytes, 0)?)
     }
-    "cuMemHostAlloc" 2020 fn cuMemHostAlloc(place: *mut *mut c_void, bytes: usize, flags: u32) {
+    "cuMemHostAlloc" 2020 fn cuMemHostAlloc(place: CallerOut<*mut c_void>, bytes: usize, flags: u32) {
         if flags > 7 {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -120,7 +121,7 @@ exports! {
         free(place as u64, |kind| matches!(kind, MemoryKind::Host(_)))
     }
     "cuMemHostGetDevicePointer" 3020 fn cuMemHostGetDevicePointer_v2(
-        place: *mut u64,
+        place: CallerOut<u64>,
         host: *mut c_void,
         flags: u32,
     ) {
@@ -131,7 +132,7 @@ exports! {
         }
         write_out(place, host as u64)
     }
-    "cuMemHostGetFlags" 2030 fn cuMemHostGetFlags(flags: *mut u32, host: *mut c_void) {
+    "cuMemHostGetFlags" 2030 fn cuMemHostGetFlags(flags: CallerOut<u32>, host: *mut c_void) {
         let (runtime, _) = current()?;
         // With one address space all host memory is mapped for the GPU, and usable in all contexts.
         let told = match runtime.space.snapshot().find(host as u64).map(|(_, block)| block.kind) {
@@ -169,7 +170,7 @@ exports! {
         let done = free(host as u64, |kind| matches!(kind, MemoryKind::Registered(_)));
         done.map_err(|error| if error == CuResult::INVALID_VALUE { CuResult::HOST_MEMORY_NOT_REGISTERED } else { error })
     }
-    "cuMemAllocManaged" 6000 fn cuMemAllocManaged(place: *mut u64, bytes: usize, flags: u32) {
+    "cuMemAllocManaged" 6000 fn cuMemAllocManaged(place: CallerOut<u64>, bytes: usize, flags: u32) {
         let (runtime, _) = current()?;
         if !has_managed() {
             log::once(&format!("managed memory is refused; `{MANAGED}=1` allows it"));

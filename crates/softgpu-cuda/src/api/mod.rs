@@ -17,6 +17,7 @@ pub mod memory;
 mod module;
 mod node;
 mod pointer;
+pub mod pointers;
 mod pool;
 mod stream;
 mod table;
@@ -24,6 +25,7 @@ mod unsupported;
 mod vmm;
 
 use crate::result::{CuResult, Outcome};
+use pointers::{CallerIn, CallerOut, CallerText};
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -109,59 +111,42 @@ pub fn guarded(body: impl FnOnce() -> Outcome) -> CuResult {
 }
 
 /// Writes a result for the caller.
-pub fn write_out<T>(place: *mut T, value: T) -> Outcome {
-    if place.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    // SAFETY: the caller of the C function promises that a pointer that is not null can be written.
-    unsafe { place.write_unaligned(value) };
-    Ok(())
+pub fn write_out<T>(place: CallerOut<T>, value: T) -> Outcome {
+    place.write(value)
 }
 
 /// Checks that there is a place for a result, before an object is made that only the result names.
-pub fn checked_place<T>(place: *mut T) -> Outcome<*mut T> {
+pub fn checked_place<T>(place: CallerOut<T>) -> Outcome<CallerOut<T>> {
     if place.is_null() { Err(CuResult::INVALID_VALUE) } else { Ok(place) }
 }
 
 /// Writes a result if the caller wants it.
-pub fn write_out_if_wanted<T>(place: *mut T, value: T) -> Outcome {
-    if place.is_null() { Ok(()) } else { write_out(place, value) }
+pub fn write_out_if_wanted<T>(place: CallerOut<T>, value: T) -> Outcome {
+    if place.is_null() { Ok(()) } else { place.write(value) }
 }
 
 /// Reads what the caller points to.
-pub fn read_in<T: Copy>(place: *const T) -> Outcome<T> {
-    if place.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    // SAFETY: the caller of the C function promises that a pointer that is not null can be read.
-    Ok(unsafe { place.read_unaligned() })
-}
-
-/// Reads a list of the caller.
-pub fn read_list<T: Copy>(place: *const T, count: usize) -> Outcome<Vec<T>> {
-    (0..count)
-        .map(|number| if place.is_null() { Err(CuResult::INVALID_VALUE) } else { read_in(place.wrapping_add(number)) })
-        .collect()
+pub fn read_in<T: Copy>(place: CallerIn<T>) -> Outcome<T> {
+    place.read()
 }
 
 /// Writes a list for the caller: the number of items, and as many as the caller has room for.
-pub fn write_list<T: Copy + Default>(place: *mut T, count: *mut usize, all: &[T]) -> Outcome {
+///
+/// # Safety
+/// If `place` is not null, it has room for as many items as `count` states.
+pub unsafe fn write_list<T: Copy + Default>(place: CallerOut<T>, count: CallerOut<usize>, all: &[T]) -> Outcome {
     if place.is_null() {
-        return write_out(count, all.len());
+        return count.write(all.len());
     }
-    let room = read_in(count)?;
+    let room = count.read()?;
     for number in 0..room {
-        write_out(place.wrapping_add(number), all.get(number).copied().unwrap_or_default())?;
+        // SAFETY: there is room for that many.
+        unsafe { place.at(number) }.write(all.get(number).copied().unwrap_or_default())?;
     }
-    write_out(count, room.min(all.len()))
+    count.write(room.min(all.len()))
 }
 
 /// The text that a caller passed.
-pub fn text<'a>(place: *const std::ffi::c_char) -> Outcome<&'a str> {
-    if place.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    // SAFETY: the caller of the C function promises a text that ends with a zero.
-    let text = unsafe { std::ffi::CStr::from_ptr(place) };
-    text.to_str().map_err(|_| CuResult::INVALID_VALUE)
+pub fn text(place: &CallerText) -> Outcome<&str> {
+    place.read()
 }

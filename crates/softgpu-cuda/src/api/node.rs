@@ -2,8 +2,9 @@
 
 use super::copy::Memcpy3D;
 use super::function::function;
+use super::pointers::{CallerIn, CallerOut};
 use super::pool::CuMemPoolProps;
-use super::{exports, read_in, read_list, write_out};
+use super::{exports, read_in, write_out};
 use crate::function::{KernelCall, LaunchGeometry, RawKernelParams};
 use crate::graph::{InstantiatedGraph, WorkNode};
 use crate::log;
@@ -77,8 +78,8 @@ pub struct CuMemAllocNodeParams {
 /// Which form of a kernel's parameters a program passes.
 #[derive(Clone, Copy)]
 enum KernelParamsForm {
-    First(*const CuKernelNodeParams),
-    Second(*const CuKernelNodeParamsV2),
+    First(CallerIn<CuKernelNodeParams>),
+    Second(CallerIn<CuKernelNodeParamsV2>),
 }
 
 fn kernel_work(runtime: &Runtime, form: KernelParamsForm) -> Outcome<(Arc<DriverContext>, JobWork)> {
@@ -95,25 +96,26 @@ fn kernel_work(runtime: &Runtime, form: KernelParamsForm) -> Outcome<(Arc<Driver
     let call = function(runtime, &context, handle)?.call(
         handle,
         shape,
-        RawKernelParams { each: params.each, extra: params.extra },
+        // SAFETY: the caller of the C function promises parameters as the kernel declares them.
+        unsafe { RawKernelParams::new(params.each, params.extra) },
     )?;
     Ok((context, JobWork::Kernel(call)))
 }
 
-fn copy_work(runtime: &Runtime, params: *const Memcpy3D) -> Outcome<JobWork> {
+fn copy_work(runtime: &Runtime, params: CallerIn<Memcpy3D>) -> Outcome<JobWork> {
     let copy = read_in(params)?.copy()?;
     copy.check(runtime)?;
     Ok(JobWork::Copy(copy))
 }
 
-fn fill_work(runtime: &Runtime, params: *const CuMemsetNodeParams) -> Outcome<JobWork> {
+fn fill_work(runtime: &Runtime, params: CallerIn<CuMemsetNodeParams>) -> Outcome<JobWork> {
     let CuMemsetNodeParams { at, pitch, value, element, width, height } = read_in(params)?;
     let fill = FillJob { at, pitch: pitch as u64, value, element, width: width as u64, height: height as u64 };
     fill.check(runtime)?;
     Ok(JobWork::Fill(fill))
 }
 
-fn host_work(params: *const CuHostNodeParams) -> Outcome<JobWork> {
+fn host_work(params: CallerIn<CuHostNodeParams>) -> Outcome<JobWork> {
     let CuHostNodeParams { function, data } = read_in(params)?;
     Ok(JobWork::Host(HostCall { function: function.ok_or(CuResult::INVALID_VALUE)?, data }))
 }
@@ -124,21 +126,32 @@ fn child_work(runtime: &Runtime, graph: usize) -> Outcome<JobWork> {
 }
 
 /// The work of a node in the form for all kinds.
-fn any_work(runtime: &Runtime, params: *const CuGraphNodeParams) -> Outcome<(Arc<DriverContext>, JobWork)> {
+fn any_work(runtime: &Runtime, params: CallerIn<CuGraphNodeParams>) -> Outcome<(Arc<DriverContext>, JobWork)> {
     if params.is_null() {
         return Err(CuResult::INVALID_VALUE);
     }
-    // SAFETY: the caller of the C function promises a structure of that kind.
+    let params = params.as_raw();
+    // SAFETY: the pointer is not null, so the caller of the C function promises a structure of that kind.
     let (kind, inner) = unsafe { ((*params).kind, &raw const (*params).params) };
     let (_, context) = current()?;
-    let handle = || read_in(inner.cast::<usize>());
+    // SAFETY: the structure is longer than a handle.
+    let handle = || unsafe { CallerIn::new(inner.cast::<usize>()) }.read();
     let event = || runtime.events.get(handle()?);
+    // SAFETY: the kind says which parameters the structure has.
+    let work = unsafe {
+        match kind {
+            0 => return kernel_work(runtime, KernelParamsForm::Second(CallerIn::new(inner.cast()))),
+            // Flags, a reserved number and a context come first.
+            1 => Some(copy_work(runtime, CallerIn::new(inner.cast::<u64>().wrapping_add(2).cast()))?),
+            2 => Some(fill_work(runtime, CallerIn::new(inner.cast()))?),
+            3 => Some(host_work(CallerIn::new(inner.cast()))?),
+            _ => None,
+        }
+    };
+    if let Some(work) = work {
+        return Ok((context, work));
+    }
     let work = match kind {
-        0 => return kernel_work(runtime, KernelParamsForm::Second(inner.cast())),
-        // Flags, a reserved number and a context come first.
-        1 => copy_work(runtime, inner.cast::<u64>().wrapping_add(2).cast())?,
-        2 => fill_work(runtime, inner.cast())?,
-        3 => host_work(inner.cast())?,
         4 => child_work(runtime, handle()?)?,
         5 => JobWork::Nothing,
         6 => JobWork::WaitForEvent(event()?),
@@ -156,15 +169,16 @@ fn any_work(runtime: &Runtime, params: *const CuGraphNodeParams) -> Outcome<(Arc
 /// Where a new node goes: its graph, and the nodes it depends on.
 struct NewNodePlace {
     graph: usize,
-    after: *const usize,
+    after: CallerIn<usize>,
     count: usize,
 }
 
-fn add(node: *mut usize, place: &NewNodePlace, context: Arc<DriverContext>, work: JobWork) -> Outcome {
+fn add(node: CallerOut<usize>, place: &NewNodePlace, context: Arc<DriverContext>, work: JobWork) -> Outcome {
     let runtime = Runtime::get()?;
     let graph = runtime.graphs.get(place.graph).map_err(|_| CuResult::INVALID_VALUE)?;
     let own = WorkNode::new(&graph, context, work);
-    graph.add(runtime, &own, &read_list(place.after, place.count)?)?;
+    // SAFETY: the caller of the C function promises a list of that length.
+    graph.add(runtime, &own, &unsafe { place.after.read_list(place.count)? })?;
     write_out(node, own.handle)
 }
 
@@ -196,7 +210,7 @@ fn kernel_params(call: &KernelCall) -> CuKernelNodeParams {
     }
 }
 
-fn event_of(handle: usize, place: *mut usize) -> Outcome {
+fn event_of(handle: usize, place: CallerOut<usize>) -> Outcome {
     let (runtime, node) = node(handle)?;
     let (JobWork::WaitForEvent(event) | JobWork::RecordEvent(event)) = node.work() else {
         return Err(CuResult::INVALID_VALUE);
@@ -207,70 +221,70 @@ fn event_of(handle: usize, place: *mut usize) -> Outcome {
 
 exports! {
     "cuGraphAddKernelNode" 10000 fn cuGraphAddKernelNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const CuKernelNodeParams,
+        place: CallerOut<usize>, graph: usize, after: CallerIn<usize>, count: usize, params: CallerIn<CuKernelNodeParams>,
     ) {
         let (context, work) = kernel_work(Runtime::get()?, KernelParamsForm::First(params))?;
         add(place, &NewNodePlace { graph, after, count }, context, work)
     }
     "cuGraphAddKernelNode" 12000 fn cuGraphAddKernelNode_v2(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const CuKernelNodeParamsV2,
+        place: CallerOut<usize>, graph: usize, after: CallerIn<usize>, count: usize, params: CallerIn<CuKernelNodeParamsV2>,
     ) {
         let (context, work) = kernel_work(Runtime::get()?, KernelParamsForm::Second(params))?;
         add(place, &NewNodePlace { graph, after, count }, context, work)
     }
     "cuGraphAddMemcpyNode" 10000 fn cuGraphAddMemcpyNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const Memcpy3D, context: usize,
+        place: CallerOut<usize>, graph: usize, after: CallerIn<usize>, count: usize, params: CallerIn<Memcpy3D>, context: usize,
     ) {
         let (runtime, context) = context_named(context)?;
         add(place, &NewNodePlace { graph, after, count }, context, copy_work(runtime, params)?)
     }
     "cuGraphAddMemsetNode" 10000 fn cuGraphAddMemsetNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const CuMemsetNodeParams,
+        place: CallerOut<usize>, graph: usize, after: CallerIn<usize>, count: usize, params: CallerIn<CuMemsetNodeParams>,
         context: usize,
     ) {
         let (runtime, context) = context_named(context)?;
         add(place, &NewNodePlace { graph, after, count }, context, fill_work(runtime, params)?)
     }
     "cuGraphAddHostNode" 10000 fn cuGraphAddHostNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const CuHostNodeParams,
+        place: CallerOut<usize>, graph: usize, after: CallerIn<usize>, count: usize, params: CallerIn<CuHostNodeParams>,
     ) {
         add(place, &NewNodePlace { graph, after, count }, current()?.1, host_work(params)?)
     }
     "cuGraphAddChildGraphNode" 10000 fn cuGraphAddChildGraphNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, child: usize,
+        place: CallerOut<usize>, graph: usize, after: CallerIn<usize>, count: usize, child: usize,
     ) {
         let (runtime, context) = current()?;
         add(place, &NewNodePlace { graph, after, count }, context, child_work(runtime, child)?)
     }
     "cuGraphAddEmptyNode" 10000 fn cuGraphAddEmptyNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize,
+        place: CallerOut<usize>, graph: usize, after: CallerIn<usize>, count: usize,
     ) {
         add(place, &NewNodePlace { graph, after, count }, current()?.1, JobWork::Nothing)
     }
     "cuGraphAddEventRecordNode" 11010 fn cuGraphAddEventRecordNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, event: usize,
+        place: CallerOut<usize>, graph: usize, after: CallerIn<usize>, count: usize, event: usize,
     ) {
         let (runtime, context) = current()?;
         add(place, &NewNodePlace { graph, after, count }, context, JobWork::RecordEvent(runtime.events.get(event)?))
     }
     "cuGraphAddEventWaitNode" 11010 fn cuGraphAddEventWaitNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, event: usize,
+        place: CallerOut<usize>, graph: usize, after: CallerIn<usize>, count: usize, event: usize,
     ) {
         let (runtime, context) = current()?;
         add(place, &NewNodePlace { graph, after, count }, context, JobWork::WaitForEvent(runtime.events.get(event)?))
     }
     "cuGraphAddMemAllocNode" 11040 fn cuGraphAddMemAllocNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *mut CuMemAllocNodeParams,
+        place: CallerOut<usize>, graph: usize, after: CallerIn<usize>, count: usize, params: CallerOut<CuMemAllocNodeParams>,
     ) {
         let (runtime, context) = current()?;
-        let wanted = read_in(params)?;
+        let wanted = params.read()?;
         let address = runtime.reserve_for_graph(wanted.bytes as u64)?;
         let at = address.at;
         add(place, &NewNodePlace { graph, after, count }, context, JobWork::Allocate(address, wanted.bytes as u64))?;
         write_out(params, CuMemAllocNodeParams { at, ..wanted })
     }
     "cuGraphAddMemFreeNode" 11040 fn cuGraphAddMemFreeNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, at: u64,
+        place: CallerOut<usize>, graph: usize, after: CallerIn<usize>, count: usize, at: u64,
     ) {
         let (runtime, context) = current()?;
         if !runtime.is_graph_memory(at) {
@@ -278,7 +292,7 @@ exports! {
         }
         add(place, &NewNodePlace { graph, after, count }, context, JobWork::Free(at))
     }
-    "cuGraphMemFreeNodeGetParams" 11040 fn cuGraphMemFreeNodeGetParams(handle: usize, place: *mut u64) {
+    "cuGraphMemFreeNodeGetParams" 11040 fn cuGraphMemFreeNodeGetParams(handle: usize, place: CallerOut<u64>) {
         let JobWork::Free(at) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
         write_out(place, at)
     }
@@ -287,7 +301,7 @@ exports! {
         Runtime::get()?.gpu(device).map(drop)
     }
     "cuDeviceGetGraphMemAttribute" 11040 fn cuDeviceGetGraphMemAttribute(
-        device: c_int, attribute: c_int, place: *mut u64,
+        device: c_int, attribute: c_int, place: CallerOut<u64>,
     ) {
         let runtime = Runtime::get()?;
         let gpu = runtime.gpu(device)?;
@@ -299,23 +313,23 @@ exports! {
         }
     }
     "cuGraphAddNode" 12020 fn cuGraphAddNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const CuGraphNodeParams,
+        place: CallerOut<usize>, graph: usize, after: CallerIn<usize>, count: usize, params: CallerIn<CuGraphNodeParams>,
     ) {
         let (context, work) = any_work(Runtime::get()?, params)?;
         add(place, &NewNodePlace { graph, after, count }, context, work)
     }
     "cuGraphAddNode" 12030 fn cuGraphAddNode_v2(
-        place: *mut usize,
+        place: CallerOut<usize>,
         graph: usize,
-        after: *const usize,
+        after: CallerIn<usize>,
         _edges: *const c_void,
         count: usize,
-        params: *const CuGraphNodeParams,
+        params: CallerIn<CuGraphNodeParams>,
     ) {
         let (context, work) = any_work(Runtime::get()?, params)?;
         add(place, &NewNodePlace { graph, after, count }, context, work)
     }
-    "cuGraphNodeGetType" 10000 fn cuGraphNodeGetType(handle: usize, kind: *mut c_int) {
+    "cuGraphNodeGetType" 10000 fn cuGraphNodeGetType(handle: usize, kind: CallerOut<c_int>) {
         write_out(kind, node(handle)?.1.work().kind())
     }
     "cuGraphDestroyNode" 10000 fn cuGraphDestroyNode(handle: usize) {
@@ -323,30 +337,30 @@ exports! {
         runtime.graphs.get(node.graph).map_err(|_| CuResult::INVALID_VALUE)?.remove(runtime, handle);
         Ok(())
     }
-    "cuGraphKernelNodeGetParams" 10000 fn cuGraphKernelNodeGetParams(handle: usize, params: *mut CuKernelNodeParams) {
+    "cuGraphKernelNodeGetParams" 10000 fn cuGraphKernelNodeGetParams(handle: usize, params: CallerOut<CuKernelNodeParams>) {
         write_out(params, kernel_params(&kernel_of(handle)?.1))
     }
     "cuGraphKernelNodeGetParams" 12000 fn cuGraphKernelNodeGetParams_v2(
-        handle: usize, params: *mut CuKernelNodeParamsV2,
+        handle: usize, params: CallerOut<CuKernelNodeParamsV2>,
     ) {
         let (node, call) = kernel_of(handle)?;
         write_out(params, CuKernelNodeParamsV2 { first: kernel_params(&call), kernel: 0, context: node.context.handle })
     }
-    "cuGraphKernelNodeSetParams" 10000 fn cuGraphKernelNodeSetParams(handle: usize, params: *const CuKernelNodeParams) {
+    "cuGraphKernelNodeSetParams" 10000 fn cuGraphKernelNodeSetParams(handle: usize, params: CallerIn<CuKernelNodeParams>) {
         let (runtime, node) = node(handle)?;
         node.set(kernel_work(runtime, KernelParamsForm::First(params))?.1)
     }
     "cuGraphKernelNodeSetParams" 12000 fn cuGraphKernelNodeSetParams_v2(
-        handle: usize, params: *const CuKernelNodeParamsV2,
+        handle: usize, params: CallerIn<CuKernelNodeParamsV2>,
     ) {
         let (runtime, node) = node(handle)?;
         node.set(kernel_work(runtime, KernelParamsForm::Second(params))?.1)
     }
-    "cuGraphMemcpyNodeSetParams" 10000 fn cuGraphMemcpyNodeSetParams(handle: usize, params: *const Memcpy3D) {
+    "cuGraphMemcpyNodeSetParams" 10000 fn cuGraphMemcpyNodeSetParams(handle: usize, params: CallerIn<Memcpy3D>) {
         let (runtime, node) = node(handle)?;
         node.set(copy_work(runtime, params)?)
     }
-    "cuGraphMemsetNodeGetParams" 10000 fn cuGraphMemsetNodeGetParams(handle: usize, params: *mut CuMemsetNodeParams) {
+    "cuGraphMemsetNodeGetParams" 10000 fn cuGraphMemsetNodeGetParams(handle: usize, params: CallerOut<CuMemsetNodeParams>) {
         let JobWork::Fill(fill) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
         let FillJob { at, pitch, value, element, width, height } = fill;
         write_out(params, CuMemsetNodeParams {
@@ -358,65 +372,65 @@ exports! {
             height: height as usize,
         })
     }
-    "cuGraphMemsetNodeSetParams" 10000 fn cuGraphMemsetNodeSetParams(handle: usize, params: *const CuMemsetNodeParams) {
+    "cuGraphMemsetNodeSetParams" 10000 fn cuGraphMemsetNodeSetParams(handle: usize, params: CallerIn<CuMemsetNodeParams>) {
         let (runtime, node) = node(handle)?;
         node.set(fill_work(runtime, params)?)
     }
-    "cuGraphHostNodeGetParams" 10000 fn cuGraphHostNodeGetParams(handle: usize, params: *mut CuHostNodeParams) {
+    "cuGraphHostNodeGetParams" 10000 fn cuGraphHostNodeGetParams(handle: usize, params: CallerOut<CuHostNodeParams>) {
         let JobWork::Host(call) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
         write_out(params, CuHostNodeParams { function: Some(call.function), data: call.data })
     }
-    "cuGraphHostNodeSetParams" 10000 fn cuGraphHostNodeSetParams(handle: usize, params: *const CuHostNodeParams) {
+    "cuGraphHostNodeSetParams" 10000 fn cuGraphHostNodeSetParams(handle: usize, params: CallerIn<CuHostNodeParams>) {
         node(handle)?.1.set(host_work(params)?)
     }
-    "cuGraphChildGraphNodeGetGraph" 10000 fn cuGraphChildGraphNodeGetGraph(handle: usize, place: *mut usize) {
+    "cuGraphChildGraphNodeGetGraph" 10000 fn cuGraphChildGraphNodeGetGraph(handle: usize, place: CallerOut<usize>) {
         let JobWork::Graph(graph) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
         write_out(place, graph.handle)
     }
-    "cuGraphEventRecordNodeGetEvent" 11010 fn cuGraphEventRecordNodeGetEvent(handle: usize, place: *mut usize) {
+    "cuGraphEventRecordNodeGetEvent" 11010 fn cuGraphEventRecordNodeGetEvent(handle: usize, place: CallerOut<usize>) {
         event_of(handle, place)
     }
     "cuGraphEventRecordNodeSetEvent" 11010 fn cuGraphEventRecordNodeSetEvent(handle: usize, event: usize) {
         let (runtime, node) = node(handle)?;
         node.set(JobWork::RecordEvent(runtime.events.get(event)?))
     }
-    "cuGraphEventWaitNodeGetEvent" 11010 fn cuGraphEventWaitNodeGetEvent(handle: usize, place: *mut usize) {
+    "cuGraphEventWaitNodeGetEvent" 11010 fn cuGraphEventWaitNodeGetEvent(handle: usize, place: CallerOut<usize>) {
         event_of(handle, place)
     }
     "cuGraphEventWaitNodeSetEvent" 11010 fn cuGraphEventWaitNodeSetEvent(handle: usize, event: usize) {
         let (runtime, node) = node(handle)?;
         node.set(JobWork::WaitForEvent(runtime.events.get(event)?))
     }
-    "cuGraphNodeSetParams" 12020 fn cuGraphNodeSetParams(handle: usize, params: *const CuGraphNodeParams) {
+    "cuGraphNodeSetParams" 12020 fn cuGraphNodeSetParams(handle: usize, params: CallerIn<CuGraphNodeParams>) {
         let (runtime, node) = node(handle)?;
         node.set(any_work(runtime, params)?.1)
     }
     "cuGraphExecKernelNodeSetParams" 10010 fn cuGraphExecKernelNodeSetParams(
-        handle: usize, node: usize, params: *const CuKernelNodeParams,
+        handle: usize, node: usize, params: CallerIn<CuKernelNodeParams>,
     ) {
         let (runtime, exec) = exec(handle)?;
         exec.set(node, kernel_work(runtime, KernelParamsForm::First(params))?.1)
     }
     "cuGraphExecKernelNodeSetParams" 12000 fn cuGraphExecKernelNodeSetParams_v2(
-        handle: usize, node: usize, params: *const CuKernelNodeParamsV2,
+        handle: usize, node: usize, params: CallerIn<CuKernelNodeParamsV2>,
     ) {
         let (runtime, exec) = exec(handle)?;
         exec.set(node, kernel_work(runtime, KernelParamsForm::Second(params))?.1)
     }
     "cuGraphExecMemcpyNodeSetParams" 10020 fn cuGraphExecMemcpyNodeSetParams(
-        handle: usize, node: usize, params: *const Memcpy3D, _context: usize,
+        handle: usize, node: usize, params: CallerIn<Memcpy3D>, _context: usize,
     ) {
         let (runtime, exec) = exec(handle)?;
         exec.set(node, copy_work(runtime, params)?)
     }
     "cuGraphExecMemsetNodeSetParams" 10020 fn cuGraphExecMemsetNodeSetParams(
-        handle: usize, node: usize, params: *const CuMemsetNodeParams, _context: usize,
+        handle: usize, node: usize, params: CallerIn<CuMemsetNodeParams>, _context: usize,
     ) {
         let (runtime, exec) = exec(handle)?;
         exec.set(node, fill_work(runtime, params)?)
     }
     "cuGraphExecHostNodeSetParams" 10020 fn cuGraphExecHostNodeSetParams(
-        handle: usize, node: usize, params: *const CuHostNodeParams,
+        handle: usize, node: usize, params: CallerIn<CuHostNodeParams>,
     ) {
         exec(handle)?.1.set(node, host_work(params)?)
     }
@@ -439,7 +453,7 @@ exports! {
         exec.set(node, JobWork::WaitForEvent(runtime.events.get(event)?))
     }
     "cuGraphExecNodeSetParams" 12020 fn cuGraphExecNodeSetParams(
-        handle: usize, node: usize, params: *const CuGraphNodeParams,
+        handle: usize, node: usize, params: CallerIn<CuGraphNodeParams>,
     ) {
         let (runtime, exec) = exec(handle)?;
         exec.set(node, any_work(runtime, params)?.1)
@@ -447,7 +461,7 @@ exports! {
     "cuGraphNodeSetEnabled" 11060 fn cuGraphNodeSetEnabled(handle: usize, node: usize, is_enabled: u32) {
         exec(handle)?.1.enable(node, is_enabled != 0)
     }
-    "cuGraphNodeGetEnabled" 11060 fn cuGraphNodeGetEnabled(handle: usize, node: usize, is_enabled: *mut u32) {
+    "cuGraphNodeGetEnabled" 11060 fn cuGraphNodeGetEnabled(handle: usize, node: usize, is_enabled: CallerOut<u32>) {
         write_out(is_enabled, exec(handle)?.1.is_enabled(node)?.into())
     }
 }

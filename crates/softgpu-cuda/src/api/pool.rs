@@ -1,7 +1,8 @@
 //! Stream-ordered memory, and its pools.
 
+use super::pointers::{CallerIn, CallerOut};
 use super::vmm::{CuMemAccessDesc, CuMemLocation};
-use super::{checked_place, exports, read_in, read_list, streamed, write_out};
+use super::{checked_place, exports, read_in, streamed, write_out};
 use crate::log;
 use crate::pool::GpuPool;
 use crate::result::{CuResult, Outcome};
@@ -56,7 +57,7 @@ fn alloc(bytes: usize, from: Option<usize>, stream: usize, own: bool) -> Outcome
     found
 }
 
-fn at_location(runtime: &Runtime, location: *const CuMemLocation) -> Outcome<usize> {
+fn at_location(runtime: &Runtime, location: CallerIn<CuMemLocation>) -> Outcome<usize> {
     let location = read_in(location)?;
     if location.kind != ON_GPU {
         return Err(CuResult::NOT_SUPPORTED);
@@ -74,11 +75,11 @@ fn choose(runtime: &Runtime, gpu: usize, handle: usize) -> Outcome {
 }
 
 exports! {
-    "cuDeviceGetDefaultMemPool" 11020 fn cuDeviceGetDefaultMemPool(place: *mut usize, device: c_int) {
+    "cuDeviceGetDefaultMemPool" 11020 fn cuDeviceGetDefaultMemPool(place: CallerOut<usize>, device: c_int) {
         let runtime = Runtime::get()?;
         write_out(place, runtime.default_pool(runtime.gpu(device)?).handle)
     }
-    "cuDeviceGetMemPool" 11020 fn cuDeviceGetMemPool(place: *mut usize, device: c_int) {
+    "cuDeviceGetMemPool" 11020 fn cuDeviceGetMemPool(place: CallerOut<usize>, device: c_int) {
         let runtime = Runtime::get()?;
         write_out(place, runtime.current_pool(runtime.gpu(device)?).handle)
     }
@@ -86,19 +87,19 @@ exports! {
         let runtime = Runtime::get()?;
         choose(runtime, runtime.gpu(device)?, handle)
     }
-    "cuMemGetDefaultMemPool" 13000 fn cuMemGetDefaultMemPool(place: *mut usize, location: *const CuMemLocation, _kind: c_int) {
+    "cuMemGetDefaultMemPool" 13000 fn cuMemGetDefaultMemPool(place: CallerOut<usize>, location: CallerIn<CuMemLocation>, _kind: c_int) {
         let runtime = Runtime::get()?;
         write_out(place, runtime.default_pool(at_location(runtime, location)?).handle)
     }
-    "cuMemGetMemPool" 13000 fn cuMemGetMemPool(place: *mut usize, location: *const CuMemLocation, _kind: c_int) {
+    "cuMemGetMemPool" 13000 fn cuMemGetMemPool(place: CallerOut<usize>, location: CallerIn<CuMemLocation>, _kind: c_int) {
         let runtime = Runtime::get()?;
         write_out(place, runtime.current_pool(at_location(runtime, location)?).handle)
     }
-    "cuMemSetMemPool" 13000 fn cuMemSetMemPool(location: *const CuMemLocation, _kind: c_int, handle: usize) {
+    "cuMemSetMemPool" 13000 fn cuMemSetMemPool(location: CallerIn<CuMemLocation>, _kind: c_int, handle: usize) {
         let runtime = Runtime::get()?;
         choose(runtime, at_location(runtime, location)?, handle)
     }
-    "cuMemPoolCreate" 11020 fn cuMemPoolCreate(place: *mut usize, properties: *const CuMemPoolProps) {
+    "cuMemPoolCreate" 11020 fn cuMemPoolCreate(place: CallerOut<usize>, properties: CallerIn<CuMemPoolProps>) {
         let runtime = Runtime::get()?;
         let properties = read_in(properties)?;
         if properties.kind != 1 || properties.location.kind != ON_GPU || properties.handle_types != 0 {
@@ -125,22 +126,32 @@ exports! {
         pool(runtime, handle)?.trim(keep as u64);
         Ok(())
     }
-    "cuMemPoolGetAttribute" 11020 fn cuMemPoolGetAttribute(handle: usize, attribute: c_int, place: *mut c_void) {
+    "cuMemPoolGetAttribute" 11020 fn cuMemPoolGetAttribute(handle: usize, attribute: c_int, place: CallerOut<c_void>) {
         let value = pool(Runtime::get()?, handle)?.get(attribute)?;
-        if is_short(attribute) { write_out(place.cast(), value as u32) } else { write_out(place.cast(), value) }
+        // SAFETY: the caller of the C function promises room for this attribute.
+        unsafe {
+            match is_short(attribute) {
+                true => write_out(place.cast(), value as u32),
+                false => write_out(place.cast(), value),
+            }
+        }
     }
-    "cuMemPoolSetAttribute" 11020 fn cuMemPoolSetAttribute(handle: usize, attribute: c_int, place: *mut c_void) {
+    "cuMemPoolSetAttribute" 11020 fn cuMemPoolSetAttribute(handle: usize, attribute: c_int, place: CallerOut<c_void>) {
         let own = pool(Runtime::get()?, handle)?;
-        let value = match is_short(attribute) {
-            true => read_in(place.cast::<u32>())?.into(),
-            false => read_in(place.cast::<u64>())?,
+        // SAFETY: the caller of the C function promises a value of this attribute.
+        let value = unsafe {
+            match is_short(attribute) {
+                true => place.cast::<u32>().read()?.into(),
+                false => place.cast::<u64>().read()?,
+            }
         };
         own.set(attribute, value)
     }
-    "cuMemPoolSetAccess" 11020 fn cuMemPoolSetAccess(handle: usize, allowed: *const CuMemAccessDesc, count: usize) {
+    "cuMemPoolSetAccess" 11020 fn cuMemPoolSetAccess(handle: usize, allowed: CallerIn<CuMemAccessDesc>, count: usize) {
         let runtime = Runtime::get()?;
         let own = pool(runtime, handle)?;
-        for one in read_list(allowed, count)? {
+        // SAFETY: the caller of the C function promises a list of that length.
+        for one in unsafe { allowed.read_list(count)? } {
             if one.location.kind != ON_GPU {
                 continue;
             }
@@ -153,7 +164,7 @@ exports! {
         }
         Ok(())
     }
-    "cuMemPoolGetAccess" 11020 fn cuMemPoolGetAccess(flags: *mut c_int, handle: usize, location: *const CuMemLocation) {
+    "cuMemPoolGetAccess" 11020 fn cuMemPoolGetAccess(flags: CallerOut<c_int>, handle: usize, location: CallerIn<CuMemLocation>) {
         let runtime = Runtime::get()?;
         let own = pool(runtime, handle)?;
         let location = read_in(location)?;
@@ -163,11 +174,11 @@ exports! {
 }
 
 streamed! { own;
-    "cuMemAllocAsync" 11020 fn cuMemAllocAsync, cuMemAllocAsync_ptsz(place: *mut u64, bytes: usize, stream: usize) {
+    "cuMemAllocAsync" 11020 fn cuMemAllocAsync, cuMemAllocAsync_ptsz(place: CallerOut<u64>, bytes: usize, stream: usize) {
         write_out(checked_place(place)?, alloc(bytes, None, stream, own)?)
     }
     "cuMemAllocFromPoolAsync" 11020 fn cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(
-        place: *mut u64, bytes: usize, pool: usize, stream: usize,
+        place: CallerOut<u64>, bytes: usize, pool: usize, stream: usize,
     ) {
         write_out(checked_place(place)?, alloc(bytes, Some(pool), stream, own)?)
     }

@@ -1,6 +1,7 @@
 //! Streams: creating them, waiting for them, memory operations, and capture.
 
-use super::{checked_place, exports, read_in, read_list, streamed, write_out, write_out_if_wanted};
+use super::pointers::{CallerIn, CallerOut};
+use super::{checked_place, exports, streamed, write_out, write_out_if_wanted};
 use crate::capture::{CaptureMode, exchange_mode};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::current;
@@ -29,21 +30,21 @@ fn begin(stream: usize, own: bool, mode: c_int) -> Outcome {
 
 /// Where the answers about a capture go; null where they are not wanted.
 struct CaptureInfoPlaces {
-    status: *mut c_int,
-    id: *mut u64,
-    graph: *mut usize,
-    dependencies: *mut *const usize,
-    edges: *mut *const [u8; 8],
-    count: *mut usize,
+    status: CallerOut<c_int>,
+    id: CallerOut<u64>,
+    graph: CallerOut<usize>,
+    dependencies: CallerOut<*const usize>,
+    edges: CallerOut<*const [u8; 8]>,
+    count: CallerOut<usize>,
 }
 
 const NO_PLACES: CaptureInfoPlaces = CaptureInfoPlaces {
-    status: std::ptr::null_mut(),
-    id: std::ptr::null_mut(),
-    graph: std::ptr::null_mut(),
-    dependencies: std::ptr::null_mut(),
-    edges: std::ptr::null_mut(),
-    count: std::ptr::null_mut(),
+    status: CallerOut::NULL,
+    id: CallerOut::NULL,
+    graph: CallerOut::NULL,
+    dependencies: CallerOut::NULL,
+    edges: CallerOut::NULL,
+    count: CallerOut::NULL,
 };
 
 fn capture_info(stream: usize, own: bool, wanted: &CaptureInfoPlaces) -> Outcome {
@@ -67,9 +68,10 @@ fn capture_info(stream: usize, own: bool, wanted: &CaptureInfoPlaces) -> Outcome
     })
 }
 
-fn update_dependencies(stream: usize, own: bool, nodes: *const usize, count: usize, flags: u32) -> Outcome {
+fn update_dependencies(stream: usize, own: bool, nodes: CallerIn<usize>, count: usize, flags: u32) -> Outcome {
     let (runtime, stream) = resolve(stream, own)?;
-    let nodes = read_list(nodes, count)?;
+    // SAFETY: the caller of the C function promises a list of that length.
+    let nodes = unsafe { nodes.read_list(count)? };
     if nodes.iter().any(|node| runtime.nodes.get(*node).is_err()) || flags > 1 {
         return Err(CuResult::INVALID_VALUE);
     }
@@ -107,8 +109,9 @@ fn wait(stream: usize, own: bool, at: u64, is_wide: bool, value: u64, flags: u32
 /// One of several memory operations: kind, address, value, flags; the rest is not used.
 type MemoryOperation = [u64; 6];
 
-fn batch(stream: usize, own: bool, count: u32, operations: *const MemoryOperation) -> Outcome {
-    for operation in read_list(operations, count as usize)? {
+fn batch(stream: usize, own: bool, count: u32, operations: CallerIn<MemoryOperation>) -> Outcome {
+    // SAFETY: the caller of the C function promises a list of that length.
+    for operation in unsafe { operations.read_list(count as usize)? } {
         let [which, at, value, flags, ..] = operation;
         match which as u32 {
             1 => wait(stream, own, at, false, u64::from(value as u32), flags as u32)?,
@@ -124,11 +127,11 @@ fn batch(stream: usize, own: bool, count: u32, operations: *const MemoryOperatio
 }
 
 exports! {
-    "cuStreamCreate" 2000 fn cuStreamCreate(place: *mut usize, flags: u32) {
+    "cuStreamCreate" 2000 fn cuStreamCreate(place: CallerOut<usize>, flags: u32) {
         let (runtime, context) = current()?;
         write_out(checked_place(place)?, WorkStream::create(runtime, context, flags, 0)?)
     }
-    "cuStreamCreateWithPriority" 5050 fn cuStreamCreateWithPriority(place: *mut usize, flags: u32, priority: c_int) {
+    "cuStreamCreateWithPriority" 5050 fn cuStreamCreateWithPriority(place: CallerOut<usize>, flags: u32, priority: c_int) {
         let (runtime, context) = current()?;
         write_out(checked_place(place)?, WorkStream::create(runtime, context, flags, priority)?)
     }
@@ -139,8 +142,8 @@ exports! {
         runtime.drop_captures(|origin, _| origin == stream);
         Ok(())
     }
-    "cuThreadExchangeStreamCaptureMode" 10010 fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {
-        let new = CaptureMode::from_number(read_in(mode)?)?;
+    "cuThreadExchangeStreamCaptureMode" 10010 fn cuThreadExchangeStreamCaptureMode(mode: CallerOut<c_int>) {
+        let new = CaptureMode::from_number(mode.read()?)?;
         write_out(mode, exchange_mode(new) as c_int)
     }
 }
@@ -160,27 +163,27 @@ streamed! { own;
         let is_done = runtime.engine.last_jobs_of(&stream).into_iter().all(|job| runtime.engine.is_done(job));
         if is_done { stream.context.check() } else { Err(CuResult::NOT_READY) }
     }
-    "cuStreamGetPriority" 5050 fn cuStreamGetPriority, cuStreamGetPriority_ptsz(stream: usize, priority: *mut c_int) {
+    "cuStreamGetPriority" 5050 fn cuStreamGetPriority, cuStreamGetPriority_ptsz(stream: usize, priority: CallerOut<c_int>) {
         write_out(priority, resolve(stream, own)?.1.priority)
     }
-    "cuStreamGetFlags" 5050 fn cuStreamGetFlags, cuStreamGetFlags_ptsz(stream: usize, flags: *mut u32) {
+    "cuStreamGetFlags" 5050 fn cuStreamGetFlags, cuStreamGetFlags_ptsz(stream: usize, flags: CallerOut<u32>) {
         write_out(flags, resolve(stream, own)?.1.flags)
     }
-    "cuStreamGetId" 12000 fn cuStreamGetId, cuStreamGetId_ptsz(stream: usize, id: *mut u64) {
+    "cuStreamGetId" 12000 fn cuStreamGetId, cuStreamGetId_ptsz(stream: usize, id: CallerOut<u64>) {
         write_out(id, resolve(stream, own)?.1.handle as u64)
     }
-    "cuStreamGetCtx" 9020 fn cuStreamGetCtx, cuStreamGetCtx_ptsz(stream: usize, place: *mut usize) {
+    "cuStreamGetCtx" 9020 fn cuStreamGetCtx, cuStreamGetCtx_ptsz(stream: usize, place: CallerOut<usize>) {
         write_out(place, resolve(stream, own)?.1.context.handle)
     }
     "cuStreamGetCtx" 12050 fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(
         stream: usize,
-        place: *mut usize,
-        green: *mut usize,
+        place: CallerOut<usize>,
+        green: CallerOut<usize>,
     ) {
         write_out_if_wanted(green, 0)?;
         write_out(place, resolve(stream, own)?.1.context.handle)
     }
-    "cuStreamGetDevice" 12080 fn cuStreamGetDevice, cuStreamGetDevice_ptsz(stream: usize, device: *mut c_int) {
+    "cuStreamGetDevice" 12080 fn cuStreamGetDevice, cuStreamGetDevice_ptsz(stream: usize, device: CallerOut<c_int>) {
         let (runtime, stream) = resolve(stream, own)?;
         write_out(device, runtime.device(stream.context.gpu))
     }
@@ -281,12 +284,12 @@ streamed! { own;
         wait(stream, own, at, true, value, flags)
     }
     "cuStreamBatchMemOp" 8000 fn cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz(
-        stream: usize, count: u32, operations: *const MemoryOperation, _flags: u32,
+        stream: usize, count: u32, operations: CallerIn<MemoryOperation>, _flags: u32,
     ) {
         batch(stream, own, count, operations)
     }
     "cuStreamBatchMemOp" 11070 fn cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz(
-        stream: usize, count: u32, operations: *const MemoryOperation, _flags: u32,
+        stream: usize, count: u32, operations: CallerIn<MemoryOperation>, _flags: u32,
     ) {
         batch(stream, own, count, operations)
     }
@@ -299,7 +302,7 @@ streamed! { own;
     "cuStreamBeginCaptureToGraph" 12030 fn cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph_ptsz(
         stream: usize,
         graph: usize,
-        nodes: *const usize,
+        nodes: CallerIn<usize>,
         _edges: *const c_void,
         count: usize,
         mode: c_int,
@@ -307,52 +310,54 @@ streamed! { own;
         let (runtime, stream) = resolve(stream, own)?;
         let _pass = runtime.client.pass_gate();
         let graph = runtime.graphs.get(graph)?;
-        runtime.begin_capture(&stream, CaptureMode::from_number(mode)?, Some(graph), read_list(nodes, count)?)
+        // SAFETY: the caller of the C function promises a list of that length.
+        let nodes = unsafe { nodes.read_list(count)? };
+        runtime.begin_capture(&stream, CaptureMode::from_number(mode)?, Some(graph), nodes)
     }
-    "cuStreamEndCapture" 10000 fn cuStreamEndCapture, cuStreamEndCapture_ptsz(stream: usize, place: *mut usize) {
+    "cuStreamEndCapture" 10000 fn cuStreamEndCapture, cuStreamEndCapture_ptsz(stream: usize, place: CallerOut<usize>) {
         let (runtime, stream) = resolve(stream, own)?;
         let _pass = runtime.client.pass_gate();
         write_out(place, 0)?;
         write_out(place, runtime.end_capture(&stream)?.handle)
     }
-    "cuStreamIsCapturing" 10000 fn cuStreamIsCapturing, cuStreamIsCapturing_ptsz(stream: usize, status: *mut c_int) {
+    "cuStreamIsCapturing" 10000 fn cuStreamIsCapturing, cuStreamIsCapturing_ptsz(stream: usize, status: CallerOut<c_int>) {
         capture_info(stream, own, &CaptureInfoPlaces { status, ..NO_PLACES })
     }
     "cuStreamGetCaptureInfo" 10010 fn cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_ptsz(
         stream: usize,
-        status: *mut c_int,
-        id: *mut u64,
+        status: CallerOut<c_int>,
+        id: CallerOut<u64>,
     ) {
         capture_info(stream, own, &CaptureInfoPlaces { status, id, ..NO_PLACES })
     }
     "cuStreamGetCaptureInfo" 11030 fn cuStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2_ptsz(
         stream: usize,
-        status: *mut c_int,
-        id: *mut u64,
-        graph: *mut usize,
-        dependencies: *mut *const usize,
-        count: *mut usize,
+        status: CallerOut<c_int>,
+        id: CallerOut<u64>,
+        graph: CallerOut<usize>,
+        dependencies: CallerOut<*const usize>,
+        count: CallerOut<usize>,
     ) {
         capture_info(stream, own, &CaptureInfoPlaces { status, id, graph, dependencies, count, ..NO_PLACES })
     }
     "cuStreamGetCaptureInfo" 12030 fn cuStreamGetCaptureInfo_v3, cuStreamGetCaptureInfo_v3_ptsz(
         stream: usize,
-        status: *mut c_int,
-        id: *mut u64,
-        graph: *mut usize,
-        dependencies: *mut *const usize,
-        edges: *mut *const [u8; 8],
-        count: *mut usize,
+        status: CallerOut<c_int>,
+        id: CallerOut<u64>,
+        graph: CallerOut<usize>,
+        dependencies: CallerOut<*const usize>,
+        edges: CallerOut<*const [u8; 8]>,
+        count: CallerOut<usize>,
     ) {
         capture_info(stream, own, &CaptureInfoPlaces { status, id, graph, dependencies, edges, count })
     }
     "cuStreamUpdateCaptureDependencies" 11030 fn cuStreamUpdateCaptureDependencies, cuStreamUpdateCaptureDependencies_ptsz(
-        stream: usize, nodes: *const usize, count: usize, flags: u32,
+        stream: usize, nodes: CallerIn<usize>, count: usize, flags: u32,
     ) {
         update_dependencies(stream, own, nodes, count, flags)
     }
     "cuStreamUpdateCaptureDependencies" 12030 fn cuStreamUpdateCaptureDependencies_v2, cuStreamUpdateCaptureDependencies_v2_ptsz(
-        stream: usize, nodes: *const usize, _edges: *const c_void, count: usize, flags: u32,
+        stream: usize, nodes: CallerIn<usize>, _edges: *const c_void, count: usize, flags: u32,
     ) {
         update_dependencies(stream, own, nodes, count, flags)
     }

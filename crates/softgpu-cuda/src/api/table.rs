@@ -1,11 +1,12 @@
 //! `cuGetProcAddress`: functions by name and version.
 
+use super::pointers::{CallerOut, CallerText};
 use super::{
     ApiFunction, checkpoint, context, copy, device, event, exports, function, graph, library, memory, module, node,
     pointer, pool, stream, text, unsupported, vmm, write_out, write_out_if_wanted,
 };
 use crate::result::{CuResult, Outcome};
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 
 static TABLES: &[&[ApiFunction]] = &[
     PLAIN,
@@ -50,19 +51,19 @@ fn find(name: &str, version: c_int, flags: u64) -> Result<*const c_void, c_int> 
     }
 }
 
-fn answer(symbol: *const c_char, place: *mut *const c_void, version: c_int, flags: u64) -> Outcome<c_int> {
+fn answer(symbol: CallerText, place: CallerOut<*const c_void>, version: c_int, flags: u64) -> Outcome<c_int> {
     if flags > PER_THREAD {
         return Err(CuResult::INVALID_VALUE);
     }
-    let found = find(text(symbol)?, version, flags);
+    let found = find(text(&symbol)?, version, flags);
     write_out(place, found.unwrap_or(std::ptr::null()))?;
     Ok(found.err().unwrap_or(FOUND))
 }
 
 exports! {
     "cuGetProcAddress" 11030 fn cuGetProcAddress(
-        symbol: *const c_char,
-        place: *mut *const c_void,
+        symbol: CallerText,
+        place: CallerOut<*const c_void>,
         version: c_int,
         flags: u64,
     ) {
@@ -70,11 +71,11 @@ exports! {
         if answer(symbol, place, version, flags)? == FOUND { Ok(()) } else { Err(CuResult::NOT_FOUND) }
     }
     "cuGetProcAddress" 12000 fn cuGetProcAddress_v2(
-        symbol: *const c_char,
-        place: *mut *const c_void,
+        symbol: CallerText,
+        place: CallerOut<*const c_void>,
         version: c_int,
         flags: u64,
-        status: *mut c_int,
+        status: CallerOut<c_int>,
     ) {
         write_out_if_wanted(status, answer(symbol, place, version, flags)?)
     }

@@ -1,6 +1,7 @@
 //! Virtual memory management: address ranges and memory as separate objects.
 
-use super::{checked_place, exports, read_in, read_list, write_out};
+use super::pointers::{CallerIn, CallerOut};
+use super::{checked_place, exports, read_in, write_out};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Runtime, current_handle};
 use crate::space::{AllowedAccess, Backing, GRANULE};
@@ -86,7 +87,7 @@ fn owner(runtime: &Runtime, at: u64) -> Option<usize> {
 
 exports! {
     "cuMemAddressReserve" 10020 fn cuMemAddressReserve(
-        place: *mut u64,
+        place: CallerOut<u64>,
         bytes: usize,
         alignment: usize,
         wish: u64,
@@ -105,7 +106,7 @@ exports! {
         runtime.reserved.free(runtime, at, bytes as u64)
     }
     "cuMemCreate" 10020 fn cuMemCreate(
-        place: *mut u64, bytes: usize, properties: *const CuMemAllocationProp, flags: u64,
+        place: CallerOut<u64>, bytes: usize, properties: CallerIn<CuMemAllocationProp>, flags: u64,
     ) {
         let runtime = Runtime::get()?;
         let _pass = runtime.client.pass_gate();
@@ -144,17 +145,19 @@ exports! {
         let _pass = runtime.client.pass_gate();
         runtime.reserved.unmap(runtime, at, bytes as u64, AllowedAccess::None)
     }
-    "cuMemSetAccess" 10020 fn cuMemSetAccess(at: u64, bytes: usize, allowed: *const CuMemAccessDesc, count: usize) {
+    "cuMemSetAccess" 10020 fn cuMemSetAccess(at: u64, bytes: usize, allowed: CallerIn<CuMemAccessDesc>, count: usize) {
         let runtime = Runtime::get()?;
+        // SAFETY: the caller of the C function promises a list of that length.
+        let allowed = unsafe { allowed.read_list(count)? };
         // Running work may still write, or read, where that is no longer allowed.
-        if read_list(allowed, count)?.iter().any(|own| own.flags != 3) {
+        if allowed.iter().any(|own| own.flags != 3) {
             runtime.engine.wait(&runtime.engine.last_jobs_of_all(None));
         }
         let _pass = runtime.client.pass_gate();
         if count == 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        for own in read_list(allowed, count)? {
+        for own in allowed {
             if own.location.kind == ON_GPU {
                 let gpu = runtime.gpu(own.location.id)?;
                 if owner(runtime, at).is_some_and(|owner| owner != gpu) {
@@ -167,7 +170,7 @@ exports! {
         }
         Ok(())
     }
-    "cuMemGetAccess" 10020 fn cuMemGetAccess(flags: *mut u64, location: *const CuMemLocation, at: u64) {
+    "cuMemGetAccess" 10020 fn cuMemGetAccess(flags: CallerOut<u64>, location: CallerIn<CuMemLocation>, at: u64) {
         let runtime = Runtime::get()?;
         let location = read_in(location)?;
         let held = runtime.space.snapshot();
@@ -181,8 +184,8 @@ exports! {
         })
     }
     "cuMemGetAllocationGranularity" 10020 fn cuMemGetAllocationGranularity(
-        granularity: *mut usize,
-        properties: *const CuMemAllocationProp,
+        granularity: CallerOut<usize>,
+        properties: CallerIn<CuMemAllocationProp>,
         option: c_int,
     ) {
         let runtime = Runtime::get()?;
@@ -193,7 +196,7 @@ exports! {
         write_out(granularity, GRANULE as usize)
     }
     "cuMemGetAllocationPropertiesFromHandle" 10020 fn cuMemGetAllocationPropertiesFromHandle(
-        properties: *mut CuMemAllocationProp,
+        properties: CallerOut<CuMemAllocationProp>,
         handle: u64,
     ) {
         let runtime = Runtime::get()?;
@@ -211,7 +214,7 @@ exports! {
             flags: physical.flags,
         })
     }
-    "cuMemRetainAllocationHandle" 11000 fn cuMemRetainAllocationHandle(place: *mut u64, at: *mut c_void) {
+    "cuMemRetainAllocationHandle" 11000 fn cuMemRetainAllocationHandle(place: CallerOut<u64>, at: *mut c_void) {
         let runtime = Runtime::get()?;
         let held = runtime.space.snapshot();
         let (_, block) = held.find(at as u64).ok_or(CuResult::INVALID_VALUE)?;
@@ -227,7 +230,7 @@ exports! {
         }
     }
     "cuMemExportToShareableHandle" 10020 fn cuMemExportToShareableHandle(
-        place: *mut c_void,
+        place: CallerOut<c_void>,
         handle: u64,
         kind: u32,
         flags: u64,
@@ -237,10 +240,11 @@ exports! {
         if flags != 0 || kind != DESCRIPTOR || allocation.physical.handle_types & DESCRIPTOR == 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        write_out(place.cast(), allocation.physical.export()?)
+        // SAFETY: the caller of the C function promises room for a handle of this kind, a descriptor.
+        write_out(unsafe { place.cast() }, allocation.physical.export()?)
     }
     "cuMemImportFromShareableHandle" 10020 fn cuMemImportFromShareableHandle(
-        place: *mut u64,
+        place: CallerOut<u64>,
         descriptor: *mut c_void,
         kind: u32,
     ) {

@@ -1,0 +1,198 @@
+//! What reaches the loop: plain values.
+
+use super::output::{Output, ReplyId};
+use crate::view::Visibility;
+use sublet_core::event::{Caller, Event};
+use sublet_core::ids::{Fence, LeaseId, TenantId};
+use sublet_core::policy::Policy;
+use sublet_host::HostReport;
+use sublet_journal::LoadedState;
+use sublet_wire::{Lease, LeaseState, Problem};
+
+/// Something for the loop to handle.
+#[derive(Debug)]
+pub enum LoopInput {
+    /// A request that may change something; answered by [`Output::Reply`] or [`Output::LookUp`].
+    Call(Box<LoopCall>),
+    /// A client looks at the state; answered by [`Output::Read`] and, once what it saw is durable, [`Output::ReadDone`].
+    Read {
+        /// The reader.
+        to: ReplyId,
+    },
+    /// A client waits for a lease to change; answered by [`Output::Lease`].
+    Watch(LeaseWatch),
+    /// A client does not wait for a lease any more.
+    EndWatch {
+        /// The lease.
+        lease: LeaseId,
+        /// The client.
+        to: ReplyId,
+    },
+    /// The host reports something.
+    Report(HostReport),
+    /// The writer is done with a batch.
+    Synced(CommitResult),
+    /// The disk has room for the ballast again.
+    DiskFreed,
+    /// Whether something can be written on a full disk.
+    RoomProbed {
+        /// True if it is worth a try.
+        has_room: bool,
+    },
+    /// The configuration was read.
+    Configured {
+        /// The rules.
+        policy: Box<Policy>,
+        /// What callers see of others.
+        visibility: Visibility,
+    },
+    /// The daemon stops: finish what is open, then go.
+    Stop,
+}
+
+/// A request that may change something.
+#[derive(Debug)]
+pub struct LoopCall {
+    /// Who.
+    pub by: Caller,
+    /// What.
+    pub event: Event,
+    /// So that it can be sent again.
+    pub key: Option<IdempotencyKey>,
+    /// The number with which its caller was sent to look for the key's answer.
+    pub looked: Option<u64>,
+    /// The client.
+    pub to: ReplyId,
+}
+
+/// The answer may be on the disk: the request goes back to where it came from.
+#[derive(Debug)]
+pub struct KeyLookup {
+    /// Who.
+    pub by: Caller,
+    /// What.
+    pub event: Event,
+    /// The key whose answer is looked for.
+    pub key: IdempotencyKey,
+    /// Of whose keys.
+    pub tenant: TenantId,
+    /// What is said when it is sent again.
+    pub looked: u64,
+}
+
+/// An Idempotency-Key and what it was first used for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdempotencyKey {
+    /// The caller's word.
+    pub key: String,
+    /// Method, path and body.
+    pub fingerprint: [u8; 32],
+}
+
+/// Somebody waits for a lease to change.
+#[derive(Debug)]
+pub struct LeaseWatch {
+    /// Who.
+    pub by: Caller,
+    /// Which.
+    pub lease: LeaseId,
+    /// Until when.
+    pub until: WatchGoal,
+    /// The client.
+    pub to: ReplyId,
+}
+
+/// What somebody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WatchGoal {
+    /// It no longer waits.
+    Granted,
+    /// It ends.
+    Ended,
+    /// It is not as its wrapper knows it any more.
+    Changed {
+        /// The state it knows.
+        known: LeaseState,
+        /// It knows that the lease ends soon.
+        told: bool,
+        /// It knows that it has more than its lease.
+        over: bool,
+    },
+}
+
+impl WatchGoal {
+    /// Whether somebody who sees this has waited for it.
+    pub fn is_changed(self, shown: &Lease) -> bool {
+        match self {
+            WatchGoal::Changed { known, told, over } => {
+                shown.state != known || shown.ends_soon.is_some() != told || shown.overuse.is_some() != over
+            }
+            WatchGoal::Granted | WatchGoal::Ended => false,
+        }
+    }
+}
+
+/// An answer, ready to be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// The HTTP status.
+    pub status: u16,
+    /// The body: JSON.
+    pub body: String,
+    /// Seconds for Retry-After.
+    pub retry_after_s: Option<u64>,
+    /// The caller's own lease that it tells of, and with which epoch: its mark is put in on the way out.
+    pub granted: Option<(LeaseId, Fence)>,
+}
+
+/// Most answers are no longer than this.
+const USUAL: usize = 1024;
+
+impl Reply {
+    /// An answer with a body.
+    pub fn new(status: u16, body: &impl serde::Serialize) -> Reply {
+        let mut text = Vec::with_capacity(USUAL);
+        let written = serde_json::to_writer(&mut text, body).ok();
+        let body = written.and_then(|()| String::from_utf8(text).ok()).unwrap_or_else(|| "null".to_owned());
+        Reply { status, body, retry_after_s: None, granted: None }
+    }
+
+    /// A refusal.
+    pub fn problem(problem: &Problem) -> Reply {
+        Reply { retry_after_s: problem.retry_after_s, ..Reply::new(problem.status, problem) }
+    }
+
+    /// Whether it is a refusal.
+    pub fn is_problem(&self) -> bool {
+        self.status >= 400
+    }
+}
+
+/// What became of a batch.
+#[derive(Debug)]
+pub enum CommitResult {
+    /// It is durable.
+    Done,
+    /// It is not, and nothing has left.
+    Failed {
+        /// What happened, with its causes.
+        why: String,
+        /// What the disk has: the state must become this.
+        loaded: Box<LoadedState>,
+        /// What must not leave.
+        outputs: Vec<Output>,
+    },
+}
+
+/// A release that is tried once more.
+#[derive(Debug)]
+pub struct RetriedRelease {
+    /// The caller.
+    pub by: Caller,
+    /// The lease.
+    pub lease: LeaseId,
+    /// Its fence as granted, if the caller wants to be sure.
+    pub fence: Option<Fence>,
+    /// The call's own key.
+    pub key: Option<IdempotencyKey>,
+}
