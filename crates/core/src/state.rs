@@ -83,8 +83,8 @@ pub struct State {
     /// When it was last remembered what was expected of a waiter.
     expectations_noted: Time,
     unleased: UnleasedReadings,
-    /// Actions that did not fit the rows.
-    broken_invariants: u64,
+    /// How many actions did not fit the rows, and the last of them.
+    broken_invariants: (u64, Option<BrokenInvariant>),
     mutant: Option<Mutant>,
 }
 
@@ -119,7 +119,7 @@ impl State {
             day_seen: None,
             expectations_noted: Time::ZERO,
             unleased: UnleasedReadings::default(),
-            broken_invariants: 0,
+            broken_invariants: (0, None),
             mutant: None,
             rows: Rows::default(),
             policy,
@@ -191,14 +191,15 @@ impl State {
     /// # Panics
     ///
     /// In debug builds, so that tests and the simulation find it.
-    pub(crate) fn note_broken_invariant(&mut self, broken: &BrokenInvariant) {
+    pub(crate) fn note_broken_invariant(&mut self, broken: BrokenInvariant) {
         debug_assert!(false, "{broken}");
-        self.broken_invariants += 1;
+        self.broken_invariants = (self.broken_invariants.0 + 1, Some(broken));
     }
 
-    /// How many actions did not fit the rows since the start: mistakes of core, which release builds survive.
-    pub fn broken_invariants(&self) -> u64 {
-        self.broken_invariants
+    /// How many actions did not fit the rows since the start, and the last of them: mistakes of core, which release builds
+    /// survive.
+    pub fn broken_invariants(&self) -> (u64, Option<&BrokenInvariant>) {
+        (self.broken_invariants.0, self.broken_invariants.1.as_ref())
     }
 
     /// Quotas may have room again, of a tenant and of its groups.

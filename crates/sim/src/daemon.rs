@@ -117,10 +117,10 @@ impl Sim<'_> {
     }
 
     /// The host reports something.
-    pub(crate) fn report(&mut self, event: Event) -> Result<(), Violation> {
+    pub(crate) fn report(&mut self, event: impl Into<Event>) -> Result<(), Violation> {
         match &self.daemon {
             Some(daemon) if daemon.stalled_until.is_none() => {
-                self.take(self.callers.len(), event)?;
+                self.take(self.callers.len(), event.into())?;
                 self.flush()
             }
             _ => Ok(()),
@@ -387,12 +387,12 @@ impl Sim<'_> {
         // Whose processes are all others' is not gone.
         if !processes.is_empty() || roots.iter().any(alive) {
             self.greet(lease, &processes);
-            self.report(Event::Lease(LeaseEvent::MembersRead { lease, processes, restricted: Default::default() }))?;
+            self.report(LeaseEvent::MembersRead { lease, processes, restricted: Default::default() })?;
             self.mind_deep(lease);
             return Ok(());
         }
         self.forget(lease);
-        self.report(Event::Lease(LeaseEvent::HolderExited { lease }))
+        self.report(LeaseEvent::HolderExited { lease })
     }
 
     // ---- death and birth ---------------------------------------------------

@@ -85,7 +85,7 @@ impl Sim<'_> {
     /// The host sleeps: the wall clock goes on, the waking clock does not.
     fn suspend(&mut self) -> Result<(), Violation> {
         self.wall_us += self.rng.below(100_000 * S);
-        self.report(Event::Daemon(DaemonEvent::Awoke))
+        self.report(DaemonEvent::Awoke)
     }
 
     /// The wall clock is set, by years.
@@ -109,7 +109,7 @@ impl Sim<'_> {
                 self.timers.set(self.t + 10 * S, Timer::DiskFreed);
                 Ok(())
             }
-            true => self.report(Event::Daemon(DaemonEvent::DiskFreed)),
+            true => self.report(DaemonEvent::DiskFreed),
             false => Ok(()),
         }
     }
@@ -155,7 +155,7 @@ impl Sim<'_> {
         new.margin = Bytes::mib(self.rng.within(0, 1_000));
         new.wait = Span::secs(86_400);
         self.shape.policy = new.clone();
-        self.report(Event::Daemon(DaemonEvent::Configured(Box::new(new))))
+        self.report(DaemonEvent::Configured(Box::new(new)))
     }
 
     /// Something about a card is not what it was.

@@ -339,7 +339,7 @@ impl Sim<'_> {
             }),
             (JobStyle::Bound | JobStyle::Rooted, _) if busy && self.is_asleep(lease) => self.want_back(lease),
             (JobStyle::Bound | JobStyle::Rooted, _) if busy && self.submits(number) => Ok(()),
-            (JobStyle::Bound | JobStyle::Rooted, _) if busy => self.report(Event::Lease(LeaseEvent::UseSeen { lease })),
+            (JobStyle::Bound | JobStyle::Rooted, _) if busy => self.report(LeaseEvent::UseSeen { lease }),
             _ => Ok(()),
         }
     }

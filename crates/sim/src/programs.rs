@@ -417,12 +417,7 @@ impl Sim<'_> {
     pub(crate) fn hear(&mut self, process: ReportKey) -> Result<(), Violation> {
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         for (lease, of, said) in std::mem::take(&mut program.outbox) {
-            self.report(Event::Lease(LeaseEvent::MoverReported {
-                lease,
-                method: process.1,
-                process: of,
-                report: said,
-            }))?;
+            self.report(LeaseEvent::MoverReported { lease, method: process.1, process: of, report: said })?;
             self.mind_deep(lease);
         }
         Ok(())
@@ -431,7 +426,7 @@ impl Sim<'_> {
     /// A program is not there any more.
     pub(crate) fn left(&mut self, lease: LeaseId, (process, rung): ReportKey, died: bool) -> Result<(), Violation> {
         let said = if died { MoverReport::Died("killed for lack of memory".to_owned()) } else { MoverReport::Gone };
-        self.report(Event::Lease(LeaseEvent::MoverReported { lease, method: rung, process, report: said }))?;
+        self.report(LeaseEvent::MoverReported { lease, method: rung, process, report: said })?;
         self.mind_deep(lease);
         Ok(())
     }
@@ -778,7 +773,7 @@ impl Sim<'_> {
         self.inspect();
         let known = self.calm || !self.luck.chance(50);
         let available = known.then(|| self.world.available());
-        self.report(Event::Daemon(DaemonEvent::HostMemoryRead { available }))
+        self.report(DaemonEvent::HostMemoryRead { available })
     }
 
     /// Programs that could not be parked can be again.
@@ -824,7 +819,7 @@ impl Sim<'_> {
         }
         let some = rng.below(self.disk.rows.leases.len() as u64) as usize;
         let Some(lease) = self.disk.rows.leases.keys().nth(some).copied() else { return Ok(()) };
-        self.report(Event::Lease(LeaseEvent::Hinted { lease, hint: Hint::Terminal }))
+        self.report(LeaseEvent::Hinted { lease, hint: Hint::Terminal })
     }
 
     /// A lease that exists, or now and then one that does not, any more or yet.

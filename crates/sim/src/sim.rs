@@ -16,7 +16,7 @@ use crate::unleased::UnleasedShape;
 use crate::world::{GpuFault, World};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use sublet_core::event::{Caller, Event};
+use sublet_core::event::Caller;
 use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent, UnleasedEvent};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::mutant::Mutant;
@@ -267,7 +267,7 @@ impl<'a> Sim<'a> {
             Timer::Says(life, lease) if life == self.life => self.says(LeaseId(lease)),
             Timer::Relist(life) if life == self.life => self.relist(),
             Timer::Sent(life, lease, signal) if life == self.life => {
-                self.report(Event::Lease(LeaseEvent::SignalSent { lease: LeaseId(lease), signal }))
+                self.report(LeaseEvent::SignalSent { lease: LeaseId(lease), signal })
             }
             Timer::StallOver(life) if life == self.life => self.stall_over(),
             Timer::Restart if self.daemon.is_none() => self.restart(),
@@ -300,9 +300,7 @@ impl<'a> Sim<'a> {
             Timer::Die(process) => self.perish(process),
             Timer::Lodger => self.lodger(),
             Timer::Audit(life, process) if life == self.life => self.audit(process),
-            Timer::Gone(life, process) if life == self.life => {
-                self.report(Event::Unleased(UnleasedEvent::Exited { process }))
-            }
+            Timer::Gone(life, process) if life == self.life => self.report(UnleasedEvent::Exited { process }),
             Timer::SelfTest(life) if life == self.life => self.self_test(),
             Timer::Blow(life, blow) if life == self.life => self.blow(blow),
             Timer::Landed(life, blow) if life == self.life => self.landed(blow),
@@ -313,7 +311,7 @@ impl<'a> Sim<'a> {
 
     fn tick(&mut self) -> Result<(), Violation> {
         self.timers.set(self.t + self.shape.tick_us, Timer::Tick(self.life));
-        self.report(Event::Daemon(DaemonEvent::Ticked))?;
+        self.report(DaemonEvent::Ticked)?;
         self.look_again();
         Ok(())
     }
@@ -351,7 +349,7 @@ impl<'a> Sim<'a> {
             Reading::Used(used) => used.processes.iter().map(|resident| resident.process).collect(),
             Reading::Unreadable(_) => Vec::new(),
         };
-        self.report(Event::Gpu(GpuEvent::ReadingTaken { gpu: uuid, reading: GpuReading { begun, reading } }))?;
+        self.report(GpuEvent::ReadingTaken { gpu: uuid, reading: GpuReading { begun, reading } })?;
         self.look_into(card, &there);
         Ok(())
     }
@@ -368,7 +366,7 @@ impl<'a> Sim<'a> {
             self.orphans().into_iter().try_for_each(|lease| self.revoke(lease))?;
             self.thin_out()?;
         }
-        self.report(Event::Gpu(GpuEvent::Listed(readings::list(&self.world))))
+        self.report(GpuEvent::Listed(readings::list(&self.world)))
     }
 
     // ---- calm --------------------------------------------------------------
@@ -425,9 +423,9 @@ impl<'a> Sim<'a> {
     }
 
     fn open_all(&mut self) -> Result<(), Violation> {
-        self.report(Event::Daemon(DaemonEvent::DiskFreed))?;
+        self.report(DaemonEvent::DiskFreed)?;
         self.accept_loss()?;
-        self.report(Event::Gpu(GpuEvent::Listed(readings::list(&self.world))))?;
+        self.report(GpuEvent::Listed(readings::list(&self.world)))?;
         self.end_asides()?;
         for card in 0..self.world.cards.len() {
             self.clear(card)?;

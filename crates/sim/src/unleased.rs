@@ -257,7 +257,7 @@ impl Sim<'_> {
         if self.odds.chance(50) {
             tree.extend(self.bystander());
         }
-        self.report(Event::Unleased(UnleasedEvent::Audited { audit: Box::new(audit), tree }))
+        self.report(UnleasedEvent::Audited { audit: Box::new(audit), tree })
     }
 
     /// Somebody who descends from a stranger and is not one: it has a lease of its own, or is the first
@@ -382,7 +382,7 @@ impl Sim<'_> {
             self.timers.set(self.t + 60 * S, Timer::SelfTest(self.life));
         }
         let can = if passes { Ok(()) } else { Err("the worker does not find itself on a card".to_owned()) };
-        self.report(Event::Unleased(UnleasedEvent::SelfTested { result: can }))
+        self.report(UnleasedEvent::SelfTested { result: can })
     }
 
     // ---- signals -----------------------------------------------------------

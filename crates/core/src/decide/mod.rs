@@ -92,7 +92,7 @@ impl Decider<'_> {
                 self.past.extend(ended);
                 self.actions.push(action);
             }
-            Err(broken) => self.state.note_broken_invariant(&broken),
+            Err(broken) => self.state.note_broken_invariant(broken),
         }
     }
 

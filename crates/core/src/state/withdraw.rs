@@ -22,7 +22,7 @@ impl State {
             expected: None,
         };
         if let Err(broken) = self.apply(&end.into()) {
-            self.note_broken_invariant(&broken);
+            self.note_broken_invariant(broken);
         }
         self.rows.meta.next_lease = lease.0;
         if let Some((process, before)) = bound.filter(|(process, _)| self.owner(process).is_none()) {

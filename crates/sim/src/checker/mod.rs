@@ -198,7 +198,9 @@ impl Checker {
             self.books.act(now, &cause, action)?;
             self.ledger.decided(action, &self.books, parked);
         }
-        must(0, state.broken_invariants() == 0, || "an action of core did not fit its rows".to_owned())?;
+        if let (_, Some(broken)) = state.broken_invariants() {
+            return must(0, false, || format!("core decided what does not fit its rows: {broken}"));
+        }
         self.promises.after(now, state, actions, &cause)?;
         self.slices.after(now, state)?;
         self.books.check_restores(&cause)?;

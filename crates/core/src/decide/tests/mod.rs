@@ -418,40 +418,28 @@ impl Teller {
         let out = &mut self.out;
         match action {
             Action::Lease(LeaseAction::Queue { lease, .. }) => writeln!(out, "{now} queue {lease}"),
-            Action::Lease(LeaseAction::Grant {
-                lease,
-                gpus: cards,
-                vram,
-                fence: epoch,
-                until,
-                not_beyond: before,
-                ..
-            }) => {
-                let cards: Vec<String> = cards.iter().map(GpuId::to_string).collect();
-                let before = before.map_or(String::new(), |before| format!(", over by {before}"));
-                writeln!(out, "{now} grant {lease} {vram} on {} epoch {epoch} until {until}{before}", cards.join("+"))
+            Action::Lease(LeaseAction::Grant { lease, gpus, vram, fence, until, not_beyond, .. }) => {
+                let names: Vec<String> = gpus.iter().map(GpuId::to_string).collect();
+                let not_beyond = not_beyond.map_or(String::new(), |not_beyond| format!(", over by {not_beyond}"));
+                writeln!(
+                    out,
+                    "{now} grant {lease} {vram} on {} epoch {fence} until {until}{not_beyond}",
+                    names.join("+")
+                )
             }
             Action::Lease(LeaseAction::Renew { lease, until, idle, .. }) => {
                 writeln!(out, "{now} renew {lease} until {until}{}", if *idle { " (idle)" } else { "" })
             }
             Action::Lease(LeaseAction::Bind { lease, .. }) => writeln!(out, "{now} bind {lease}"),
-            Action::Lease(LeaseAction::Park {
-                lease,
-                booked,
-                requests_again_at: again,
-                method: rung,
-                room_for,
-                aside,
-                ..
-            }) => {
-                let again = if again.is_some() { ", and asks again" } else { "" };
-                let by = if *rung == Method::Shim { String::new() } else { format!(" by {rung}") };
+            Action::Lease(LeaseAction::Park { lease, booked, requests_again_at, method, room_for, aside, .. }) => {
+                let again = if requests_again_at.is_some() { ", and asks again" } else { "" };
+                let by = if *method == Method::Shim { String::new() } else { format!(" by {method}") };
                 let room_for = room_for.map_or(String::new(), |waiter| format!(" for {waiter}"));
                 let aside = aside.map_or(String::new(), |card| format!(", GPU {card} steps aside"));
                 writeln!(out, "{now} park {lease}{by}{room_for} ({booked} booked{again}{aside})")
             }
-            Action::Lease(LeaseAction::FlagOveruse { lease, seen_bytes: seen, .. }) => {
-                writeln!(out, "{now} over {lease}: {seen}")
+            Action::Lease(LeaseAction::FlagOveruse { lease, seen_bytes, .. }) => {
+                writeln!(out, "{now} over {lease}: {seen_bytes}")
             }
             Action::Lease(LeaseAction::ClearOveruse { lease }) => writeln!(out, "{now} within {lease}"),
             Action::Lease(LeaseAction::Enlarge { lease, vram, .. }) => writeln!(out, "{now} grow {lease} to {vram}"),
@@ -472,9 +460,9 @@ impl Teller {
                 let least = at_least.map_or(String::new(), |least| format!(", or {least}"));
                 writeln!(out, "{now} {lease} wants {vram}{least} as of {at}")
             }
-            Action::Lease(LeaseAction::Resume { lease, vram, until, not_beyond: before, .. }) => {
-                let before = before.map_or(String::new(), |before| format!(", over by {before}"));
-                writeln!(out, "{now} resume {lease} {vram} until {until}{before}")
+            Action::Lease(LeaseAction::Resume { lease, vram, until, not_beyond, .. }) => {
+                let not_beyond = not_beyond.map_or(String::new(), |not_beyond| format!(", over by {not_beyond}"));
+                writeln!(out, "{now} resume {lease} {vram} until {until}{not_beyond}")
             }
             Action::Lease(LeaseAction::ParkAgain { lease, .. }) => writeln!(out, "{now} retreat {lease}"),
             Action::Lease(LeaseAction::RemoveContexts { lease, processes, booked, .. }) => {
@@ -489,15 +477,15 @@ impl Teller {
             Action::Daemon(DaemonAction::AcceptLoss { loss }) => writeln!(out, "{now} accept {loss:?}"),
             Action::Lease(LeaseAction::End { lease, reason, .. }) => writeln!(out, "{now} end {lease} ({reason:?})"),
             Action::Lease(LeaseAction::Retire { lease, .. }) => writeln!(out, "{now} retire {lease}"),
-            Action::Gpu(GpuAction::SetAside { gpu: card, aside }) => {
+            Action::Gpu(GpuAction::SetAside { gpu, aside }) => {
                 let key = if aside.key.is_empty() { String::new() } else { format!(" ({})", aside.key) };
-                writeln!(out, "{now} GPU {card} steps aside for {}{key} until {}", aside.by, aside.until)
+                writeln!(out, "{now} GPU {gpu} steps aside for {}{key} until {}", aside.by, aside.until)
             }
-            Action::Gpu(GpuAction::EndAside { gpu: card, by, key, how, .. }) => {
+            Action::Gpu(GpuAction::EndAside { gpu, by, key, how, .. }) => {
                 let key = if key.is_empty() { String::new() } else { format!(" ({key})") };
-                writeln!(out, "{now} GPU {card} no longer steps aside for {by}{key} ({how:?})")
+                writeln!(out, "{now} GPU {gpu} no longer steps aside for {by}{key} ({how:?})")
             }
-            Action::Gpu(GpuAction::SetService { gpu: card, service }) => writeln!(out, "{now} card {card} {service:?}"),
+            Action::Gpu(GpuAction::SetService { gpu, service }) => writeln!(out, "{now} card {gpu} {service:?}"),
             Action::Daemon(DaemonAction::GrantGrace { until, .. }) => writeln!(out, "{now} grace until {until}"),
             Action::Daemon(DaemonAction::BeginDay { number }) => writeln!(out, "{now} day {number}"),
             Action::Token(TokenAction::Issue { token }) => {
@@ -509,40 +497,40 @@ impl Teller {
                 let of = stranger.lease.map_or_else(String::new, |lease| format!(", a process of {lease}"));
                 writeln!(out, "{now} find {} of uid {}{of}{again}", stranger.id, stranger.audit.uid)
             }
-            Action::Unleased(UnleasedAction::SetAudit { id: stranger, audit, .. }) => {
-                writeln!(out, "{now} {stranger} is {}", audit.exe.as_deref().unwrap_or("?"))
+            Action::Unleased(UnleasedAction::SetAudit { id, audit, .. }) => {
+                writeln!(out, "{now} {id} is {}", audit.exe.as_deref().unwrap_or("?"))
             }
-            Action::Unleased(UnleasedAction::Warn { id: stranger, until, .. }) => {
-                writeln!(out, "{now} warn {stranger} until {until}")
+            Action::Unleased(UnleasedAction::Warn { id, until, .. }) => {
+                writeln!(out, "{now} warn {id} until {until}")
             }
-            Action::Unleased(UnleasedAction::Signal { id: stranger, signal, processes, at, .. }) => {
+            Action::Unleased(UnleasedAction::Signal { id, signal, processes, at, .. }) => {
                 let at = if *at == now { String::new() } else { format!(" as of {at}") };
-                writeln!(out, "{now} strike {stranger} with {signal}, {} processes{at}", processes.len())
+                writeln!(out, "{now} strike {id} with {signal}, {} processes{at}", processes.len())
             }
-            Action::Unleased(UnleasedAction::RecordSignal { id: stranger, signal, outcome, .. }) => {
+            Action::Unleased(UnleasedAction::RecordSignal { id, signal, outcome, .. }) => {
                 let refused = outcome.iter().find_map(|struck| struck.refused.clone());
                 let refused = refused.map_or(String::new(), |why| format!(", refused: {why}"));
-                writeln!(out, "{now} struck {stranger} with {signal}{refused}")
+                writeln!(out, "{now} struck {id} with {signal}{refused}")
             }
-            Action::Unleased(UnleasedAction::Park { id: stranger, lease, .. }) => {
-                writeln!(out, "{now} take {stranger} off by {lease}")
+            Action::Unleased(UnleasedAction::Park { id, lease, .. }) => {
+                writeln!(out, "{now} take {id} off by {lease}")
             }
-            Action::Unleased(UnleasedAction::RecordParkFailure { id: stranger, why, .. }) => {
-                writeln!(out, "{now} {stranger} stays: {why}")
+            Action::Unleased(UnleasedAction::RecordParkFailure { id, why, .. }) => {
+                writeln!(out, "{now} {id} stays: {why}")
             }
-            Action::Unleased(UnleasedAction::Spare { id: stranger, until: None, .. }) => {
-                writeln!(out, "{now} relent {stranger}")
+            Action::Unleased(UnleasedAction::Spare { id, until: None, .. }) => {
+                writeln!(out, "{now} relent {id}")
             }
-            Action::Unleased(UnleasedAction::Spare { id: stranger, until: Some(until), .. }) => {
-                writeln!(out, "{now} {stranger} is looked into again, warned until {until}")
+            Action::Unleased(UnleasedAction::Spare { id, until: Some(until), .. }) => {
+                writeln!(out, "{now} {id} is looked into again, warned until {until}")
             }
-            Action::Unleased(UnleasedAction::RecordSurvival { id: stranger, .. }) => {
-                writeln!(out, "{now} {stranger} survived")
+            Action::Unleased(UnleasedAction::RecordSurvival { id, .. }) => {
+                writeln!(out, "{now} {id} survived")
             }
-            Action::Unleased(UnleasedAction::Close { id: stranger, how, .. }) => {
-                writeln!(out, "{now} close {stranger} ({how:?})")
+            Action::Unleased(UnleasedAction::Close { id, how, .. }) => {
+                writeln!(out, "{now} close {id} ({how:?})")
             }
-            Action::Gpu(GpuAction::SetMode { gpu: card, mode }) => writeln!(out, "{now} card {card} mode {mode}"),
+            Action::Gpu(GpuAction::SetMode { gpu, mode }) => writeln!(out, "{now} card {gpu} mode {mode}"),
             Action::Unleased(UnleasedAction::SetRule { rule }) => {
                 writeln!(out, "{now} rule {}: {:?} {}", rule.id, rule.action, rule.subject)
             }
