@@ -10,10 +10,10 @@
 use libfuzzer_sys::fuzz_target;
 use sublet_core::request::{LeaseRequest, Term};
 use sublet_core::event::{Caller, Event};
+use sublet_core::ids::Epoch;
 use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent};
-use sublet_core::ids::Fence;
-use sublet_core::policy::Policy;
 use sublet_core::rows::Rows;
+use sublet_core::settings::Policy;
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::{State, decide};
 use sublet_host::HostReport;

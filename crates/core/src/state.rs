@@ -4,31 +4,38 @@
 //! the rows; nothing outside this file writes them. What was seen (readings,
 //! members, activity) is volatile: unreadable after a start, never journaled.
 
+mod aside;
+mod derived;
 mod expected;
 mod gpus;
+pub mod lease_readings;
 mod leases;
+pub mod ledger;
 mod members;
 mod movable;
 mod overuse;
+pub mod queue;
+pub mod room;
+mod stopped;
 mod unleased;
+pub mod unleased_readings;
 mod withdraw;
 
-use crate::action::Action;
-use crate::decide::STALL;
-use crate::facts::{BrokenInvariant, LeaseAction};
-use crate::ids::{GpuId, LeaseId, ProcKey, TenantId, TokenId};
-use crate::lease_readings::{HintBackoff, LeaseReadings, SignalState};
-use crate::loss::Loss;
+use self::lease_readings::{HintBackoff, LeaseReadings, SignalState};
+use self::ledger::{QuotaLedger, TenantLoad};
+use self::queue::{Queue, QueuePlace};
+use self::room::Room;
+use self::unleased_readings::UnleasedReadings;
+use crate::model::action::Action;
+use crate::model::facts::{BrokenInvariant, LeaseAction};
+use crate::model::ids::{GpuId, LeaseId, ProcKey, TenantId, TokenId};
+use crate::model::loss::Loss;
+use crate::model::reading::{GpuFacts, GpuReading, Reading};
+use crate::model::request::{Preempt, Term};
+use crate::model::rows::{EndedLease, Hold, Lease, LeaseEnd, Phase, Rows};
+use crate::model::settings::{Policy, Renewal, STALL};
+use crate::model::units::{Bytes, Span, Time};
 use crate::mutant::Mutant;
-use crate::policy::{Policy, Renewal};
-use crate::queue::{Queue, QueuePlace};
-use crate::quota::{QuotaLedger, TenantLoad};
-use crate::reading::{GpuFacts, GpuReading, Reading};
-use crate::request::{Preempt, Term};
-use crate::room::Room;
-use crate::rows::{EndedLease, Hold, Lease, LeaseEnd, Phase, Rows};
-use crate::units::{Bytes, Span, Time};
-use crate::unleased_readings::UnleasedReadings;
 use gpus::{new_room, resize_room};
 use overuse::OveruseReadings;
 pub(crate) use overuse::SLACK;
@@ -160,10 +167,10 @@ impl State {
         }
         self.rows.apply(action)?;
         match action {
-            Action::Daemon(action) => action.index(self),
-            Action::Gpu(action) => action.index(self),
-            Action::Tenant(action) => action.index(self),
-            Action::Unleased(action) => action.index(self),
+            Action::Daemon(action) => self.index_daemon_action(action),
+            Action::Gpu(action) => self.index_gpu_action(action),
+            Action::Tenant(action) => self.index_tenant_action(action),
+            Action::Unleased(action) => self.index_unleased_action(action),
             Action::Lease(_) | Action::Token(_) => {}
         }
         Ok(None)
@@ -171,7 +178,7 @@ impl State {
 
     fn apply_lease_action(&mut self, action: &LeaseAction) -> Result<Option<EndedLease>, BrokenInvariant> {
         let lease = action.lease();
-        action.unindex(self);
+        self.unindex_lease_action(action);
         let booked = self.booked_for(lease);
         let applied = self.rows.apply_lease_action(action);
         let Ok(ended) = &applied else {
@@ -181,7 +188,7 @@ impl State {
         };
         let booked_now = self.booked_for(lease);
         self.booked_host_memory = self.booked_host_memory.less(booked) + booked_now;
-        action.index(self, ended.as_ref(), booked_now.less(booked));
+        self.index_lease_action(action, ended.as_ref(), booked_now.less(booked));
         self.plan_state.0 = true;
         applied
     }

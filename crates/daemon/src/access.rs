@@ -1,9 +1,8 @@
-//! Who a caller is under the rules that hold now.
+//! The identity and the rights of a caller, under the configuration of this moment.
 //!
-//! A connection keeps what the kernel said of it, and nothing that followed: when the rules, or
-//! what the directory says of groups, have changed, the next call on it is another
-//! [peer's](Peer). A number tells whether they have; no lock is taken for that which
-//! anybody else holds.
+//! A connection keeps only what the kernel said about it: when the rules, or the directory's groups, have changed, the
+//! next call on it is made by another [peer](Peer). A number tells whether they have; no lock that other threads hold
+//! is taken for that.
 
 use crate::credentials::Credentials;
 use crate::peer::{Operators, Peer};
@@ -12,12 +11,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use sublet_wire::{Code, Problem};
 
-/// How long a call waits for its caller's groups where rules name some; then it is refused.
+/// How long a call waits for its caller's groups if rules name some; then it is refused.
 const FOR_GROUPS: Duration = Duration::from_secs(10);
-/// A peer is made anew after this, so that its groups are looked up now and then.
+/// A peer is made anew after this time, so that its groups are looked up again.
 const ANEW: Duration = Duration::from_secs(60);
 
-/// The rules about who may do what, and whom they are about.
+/// The rules about rights, and the users that they are about.
 #[derive(Clone, Debug)]
 pub struct Access(Arc<AccessTable>);
 
@@ -28,29 +27,29 @@ struct AccessTable {
 }
 
 impl Access {
-    /// These rules, over these users.
+    /// Returns these rules for these users.
     pub fn new(operators: Operators, names: UserDirectory) -> Access {
         Access(Arc::new(AccessTable { operators: RwLock::new(Arc::new(operators)), names }))
     }
 
-    /// Other rules from now on, for whoever is connected too.
+    /// Replaces the rules, for open connections, too.
     pub fn set(&self, gid: Option<u32>, groups: Vec<(u32, String)>) {
         let own_uid = self.operators().own_uid;
         let operators = Arc::new(Operators { own_uid, gid, groups });
         *self.0.operators.write().unwrap_or_else(PoisonError::into_inner) = operators;
-        self.0.names.doubt();
+        self.0.names.expire_all();
     }
 
     fn operators(&self) -> Arc<Operators> {
         Arc::clone(&self.0.operators.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether somebody is an operator now.
+    /// True if the rules of this moment make a peer an operator.
     pub fn is_operator(&self, credentials: &Credentials) -> bool {
         self.operators().include(credentials)
     }
 
-    /// Whoever connected.
+    /// The peer of a connection to the socket.
     async fn local(&self, credentials: &Arc<Credentials>) -> Result<Arc<Peer>, Problem> {
         let operators = self.operators();
         let mut gids = self.gids(credentials.uid, &operators).await?.to_vec();
@@ -58,7 +57,7 @@ impl Access {
         Ok(Peer::of(Arc::clone(credentials), operators.groups_among(&gids), self.clone()))
     }
 
-    /// A token's peer with the groups of the user it acts for.
+    /// A token's peer, with the groups of the user that it acts for.
     pub async fn grouped(&self, peer: Arc<Peer>) -> Result<Arc<Peer>, Problem> {
         let operators = self.operators();
         let uid = uid_of(&peer.caller.tenant).filter(|_| !operators.groups.is_empty());
@@ -67,8 +66,7 @@ impl Access {
         Ok(peer.within(operators.groups_among(&gids)))
     }
 
-    /// A user's groups. Where rules name groups nobody passes whose are not known: it would have
-    /// no quota.
+    /// A user's groups. Where rules name groups, a user whose groups are not known is refused: it would have no quota.
     async fn gids(&self, uid: u32, operators: &Operators) -> Result<Arc<[u32]>, Problem> {
         let (names, needed) = (&self.0.names, !operators.groups.is_empty());
         let patience = match names.groups(uid) {
@@ -90,7 +88,7 @@ fn unknown() -> Problem {
         .retry_after(5)
 }
 
-/// One connection: what the kernel said of it, and whom it was taken for last.
+/// One connection: what the kernel said about it, and its last peer.
 #[derive(Debug)]
 pub struct Session {
     access: Access,
@@ -106,16 +104,16 @@ struct CookieSecret {
 }
 
 impl Session {
-    /// A connection of this kind.
+    /// Returns a connection of this kind.
     pub fn new(access: Access, credentials: Credentials) -> Session {
         Session { access, credentials: Arc::new(credentials), last: Mutex::new(None) }
     }
 
-    /// Who calls on it now.
+    /// The peer of a call on it at this moment.
     pub async fn peer(&self) -> Result<Arc<Peer>, Problem> {
-        // Before anything is looked at: what changes meanwhile is seen by the next call.
+        // Read before anything else: a change meanwhile is seen by the next call.
         let generation = self.access.0.names.generation();
-        if let Some(peer) = self.made(generation) {
+        if let Some(peer) = self.make_peer(generation) {
             return Ok(peer);
         }
         let peer = self.access.local(&self.credentials).await?;
@@ -124,8 +122,8 @@ impl Session {
         Ok(peer)
     }
 
-    /// Calls on one connection come one after the other, so nobody else holds this lock.
-    fn made(&self, generation: u64) -> Option<Arc<Peer>> {
+    /// Calls on one connection come one after the other, so no other call holds this lock.
+    fn make_peer(&self, generation: u64) -> Option<Arc<Peer>> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let made = last.as_ref().filter(|made| made.generation == generation && made.at.elapsed() < ANEW)?;
         Some(Arc::clone(&made.peer))
@@ -143,7 +141,7 @@ mod tests {
     const OPS: u32 = 80;
     const OURS: Namespaces = Namespaces { pids: true, users: true };
 
-    /// Users of whom the directory says that they are in these groups, under these rules.
+    /// Users that the directory says are in these groups, under these rules.
     fn access(of_directory: &'static [u32], gid: Option<u32>, groups: &[(u32, &str)]) -> Access {
         let found = move |_| FoundUser { name: Some("ana".to_owned()), gids: Some(of_directory.to_vec()) };
         let names = UserDirectory::of_directory(found).unwrap();
@@ -160,31 +158,31 @@ mod tests {
     }
 
     #[test]
-    fn the_groups_that_count_are_the_kernels_and_the_directorys() {
+    fn groups_are_those_of_the_kernel_and_of_the_directory() {
         let access = access(&[LAB], None, &[(LAB, "lab"), (OPS, "ops"), (90, "none")]);
         let groups = |gids: &[u32]| {
             now(session(&access, ANA, gids, Namespaces::default()).peer()).unwrap().caller.groups.clone()
         };
         assert_eq!(groups(&[OPS]), ["lab", "ops"]);
-        assert_eq!(groups(&[]), ["lab"], "who left its groups behind is in them all the same");
+        assert_eq!(groups(&[]), ["lab"], "a user without its groups is in them all the same");
     }
 
     #[test]
-    fn rules_that_are_read_anew_hold_for_whoever_is_connected() {
+    fn rules_of_a_reload_hold_for_open_connections() {
         let access = access(&[LAB], Some(OPS), &[]);
         let session = session(&access, ANA, &[OPS], OURS);
         let before = now(session.peer()).unwrap();
-        assert!(before.caller.operator && before.caller.groups.is_empty() && before.still_good(0));
+        assert!(before.caller.operator && before.caller.groups.is_empty() && before.is_valid(0));
         assert!(Arc::ptr_eq(&before, &now(session.peer()).unwrap()), "nothing is made twice");
         access.set(None, vec![(LAB, "lab".to_owned())]);
-        assert!(!before.still_good(0), "what streams to an operator ends");
+        assert!(!before.is_valid(0), "what streams to an operator ends");
         let after = now(session.peer()).unwrap();
-        assert!(!after.caller.operator && after.still_good(0));
+        assert!(!after.caller.operator && after.is_valid(0));
         assert_eq!(after.caller.groups, ["lab"]);
     }
 
     #[test]
-    fn an_operator_is_one_where_its_numbers_are_ours() {
+    fn an_operator_must_share_the_user_namespace() {
         let access = access(&[], Some(OPS), &[]);
         let operator = |uid, gid, pids, users| {
             now(session(&access, uid, &[gid], Namespaces { pids, users }).peer()).unwrap().caller.operator
@@ -200,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_passes_whose_groups_are_not_known_where_rules_name_groups() {
+    fn a_user_with_unknown_groups_is_refused_if_rules_name_groups() {
         let nothing = UserDirectory::of_directory(|_| FoundUser::default()).unwrap();
         let rules = |groups| Access::new(Operators { own_uid: 1, gid: None, groups }, nothing.clone());
         let open = rules(Vec::new());
@@ -211,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_long_for_a_name_and_for_groups_only_where_they_matter() {
+    async fn names_are_waited_for_shortly_and_groups_only_if_rules_name_them() {
         let (_say, answers) = std::sync::mpsc::channel();
         let answers = Arc::new(Mutex::new(answers));
         let silent = UserDirectory::of_directory(move |_| answers.lock().unwrap().recv().unwrap_or_default()).unwrap();

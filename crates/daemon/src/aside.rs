@@ -4,9 +4,9 @@ use crate::messages;
 use crate::view::View;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use sublet_core::decide::aside::leases_that_stay;
 use sublet_core::event::{Caller, Refusal};
 use sublet_core::ids::GpuId;
+use sublet_core::policy::aside::leases_that_stay;
 use sublet_core::rows::{Lease, Phase};
 use sublet_core::units::Time;
 use sublet_wire as wire;
@@ -44,7 +44,7 @@ impl View<'_> {
     }
 
     /// That a GPU of a lease steps aside, in one sentence; `None` if none does.
-    pub fn cards_aside(&self, by: &Caller, lease: &Lease) -> Option<String> {
+    pub fn gpus_aside(&self, by: &Caller, lease: &Lease) -> Option<String> {
         let cards = lease.hold().map(|hold| hold.gpus.as_slice()).unwrap_or_default();
         let longest = cards.iter().filter_map(|card| Some((*card, self.state.longest_aside(*card)?)));
         let (card, (aside, until)) = longest.max_by_key(|(_, (_, until))| *until)?;
@@ -52,9 +52,9 @@ impl View<'_> {
         Some(self.steps_aside(by, index, &aside.by, until))
     }
 
-    /// Where the bytes of a parked lease are whose GPU steps aside.
+    /// Where the bytes of a lease are that was parked for an aside.
     pub fn parked_aside(&self, by: &Caller, lease: &Lease) -> Option<String> {
-        let reason = self.cards_aside(by, lease)?;
+        let reason = self.gpus_aside(by, lease)?;
         Some(format!("it is parked: its bytes are in host memory, and come back by themselves after that: {reason}"))
     }
 

@@ -1,10 +1,10 @@
-//! Where the host is in its day: for budgets that count by the day, and rules that hold at certain
-//! hours. The wall clock is for people; leases and the queue do not depend on it.
+//! The host's local time: for budgets that count by the day, and rules that hold at certain hours. Leases and the queue
+//! do not depend on the wall clock.
 
 use jiff::Zoned;
 use jiff::civil::Weekday;
 
-/// Seconds until midnight, at least one.
+/// Seconds until midnight, at least 1.
 pub fn seconds_left() -> u64 {
     let now = Zoned::now();
     let midnight = now.tomorrow().and_then(|next| next.start_of_day());
@@ -15,9 +15,9 @@ pub fn seconds_left() -> u64 {
 /// Certain hours of certain days.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hours {
-    /// Monday first.
+    /// Days, Monday first.
     days: [bool; 7],
-    /// Minutes of the day, from one until before the other; past midnight if it is not after it.
+    /// Minutes of the day, from the first until before the second; past midnight if the second is not larger.
     from: u16,
     to: u16,
 }
@@ -30,7 +30,7 @@ pub struct WeekMinute {
 }
 
 impl WeekMinute {
-    /// This one, where the host is.
+    /// This minute in local time.
     pub fn now() -> WeekMinute {
         let now = Zoned::now();
         WeekMinute { day: day(now.weekday()), minute: now.hour() as u16 * 60 + now.minute() as u16 }
@@ -46,7 +46,7 @@ impl Hours {
         Ok(Hours { days, from: read_minutes(from)?, to: read_minutes(to)? })
     }
 
-    /// Whether it is one of them.
+    /// True if this minute is one of them.
     pub fn hold(&self, moment: WeekMinute) -> bool {
         self.at(moment.day, moment.minute)
     }
@@ -55,7 +55,7 @@ impl Hours {
         if self.from < self.to {
             return self.days[day] && (self.from..self.to).contains(&minute);
         }
-        // What began yesterday goes on past midnight.
+        // What began the day before goes on past midnight.
         (self.days[day] && minute >= self.from) || (self.days[(day + 6) % 7] && minute < self.to)
     }
 }
@@ -103,14 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_an_error() {
+    fn a_wrong_time_is_an_error() {
         assert!(Hours::read(Some("someday"), "09:00", "18:00").is_err());
         assert!(Hours::read(None, "9", "18:00").is_err());
         assert!(Hours::read(None, "24:30", "18:00").is_err());
     }
 
     #[test]
-    fn today_is_a_day_and_ends() {
+    fn today_ends_within_a_day() {
         assert!((1..=90_000).contains(&seconds_left()));
     }
 }

@@ -1,9 +1,9 @@
-//! What the kernel says of whoever connected to the socket.
+//! What the kernel says about the process that connected to the socket.
 //!
-//! User and groups are those of the moment of the connect; the kernel keeps them with the socket,
-//! whatever becomes of the process. Namespaces it does not keep: they are read from `/proc`, and
-//! count only if the process that connected still lived when they had been read, so that nobody
-//! is taken for who has its pid now. Absent on purpose: names, and what follows from any of this.
+//! User and groups are those of the moment of the connect; the kernel keeps them with the socket, whatever becomes of
+//! the process. It does not keep namespaces: they are read from `/proc`, and count only if the process still lived when
+//! they had been read, so that another process with its pid later is not taken for it. Absent on purpose: names, and
+//! what follows from any of this.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
@@ -12,39 +12,39 @@ use sublet_core::ids::ProcKey;
 use sublet_host::process;
 use tokio::net::UnixStream;
 
-/// Who connected.
+/// The process that connected, as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// Its user.
     pub uid: u32,
     /// All of its groups.
     pub gids: Vec<u32>,
-    /// How far its numbers mean what ours do.
+    /// Which of its numbers mean the same here.
     pub spaces: Namespaces,
-    /// The process that connected; `None` if it did not live any more, or cannot be seen from here.
+    /// The process itself; `None` if it had exited, or cannot be seen from here.
     pub process: Option<ConnectedProcess>,
 }
 
 /// The process that connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectedProcess {
-    /// Its pid as we count.
+    /// Its pid in our namespace.
     pub pid: u32,
-    /// It had started by then: whichever process has its pid later has not. In ticks since boot.
+    /// A time after its start, in ticks since boot: a later process with its pid has started after that.
     pub by: u64,
 }
 
-/// Which namespaces somebody shares with us. Unknown is none.
+/// Which namespaces a process shares with us; unknown counts as none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Namespaces {
-    /// Its pids mean what ours do.
+    /// Its pids mean the same here.
     pub pids: bool,
-    /// So do its user ids.
+    /// Its user ids mean the same here.
     pub users: bool,
 }
 
 impl Credentials {
-    /// Reads them off a connection. Whose groups cannot be told is nobody: its quotas could not be.
+    /// Reads them off a connection; fails if the groups cannot be read, because a quota may depend on them.
     pub fn of(stream: &UnixStream) -> io::Result<Credentials> {
         let cred = stream.peer_cred()?;
         let mut gids = peer_groups(stream.as_fd())?;
@@ -60,18 +60,18 @@ impl Credentials {
     }
 }
 
-/// What `/proc` says of a process, if it is the one that connected.
+/// What `/proc` says about a process, if it is the one that connected.
 fn spaces(socket: BorrowedFd<'_>, pid: u32) -> Option<Namespaces> {
     let witness = Witness::of(socket, pid)?;
     let spaces = Namespaces { pids: same_pids(pid), users: same_users(pid) };
     witness.saw(pid).then_some(spaces)
 }
 
-/// Tells whether a pid was one process's all the time.
+/// Tells whether a pid belonged to one process all the time.
 enum Witness {
-    /// The process that connected, by a handle that no other process gets.
+    /// A handle on the process that connected, which no other process gets.
     Connected(OwnedFd),
-    /// Whoever had the pid first: kernels before 6.5 have no such handle.
+    /// The process that had the pid first: kernels before 6.5 have no such handle.
     First(ProcKey),
 }
 
@@ -86,7 +86,7 @@ impl Witness {
 
     fn saw(&self, pid: u32) -> bool {
         match self {
-            Witness::Connected(pidfd) => lives(pidfd.as_fd()),
+            Witness::Connected(pidfd) => is_alive(pidfd.as_fd()),
             Witness::First(key) => first(pid) == Some(*key),
         }
     }
@@ -97,26 +97,26 @@ fn first(pid: u32) -> Option<ProcKey> {
 }
 
 /// A pidfd can be read from once its process has ended.
-fn lives(pidfd: BorrowedFd<'_>) -> bool {
+fn is_alive(pidfd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
 }
 
-/// Whether a process is in our pid namespace: then it has one pid, and not one for each
-/// namespace down to its own. (Namespace links would tell too, but only to who may trace it.)
+/// True if a process is in our pid namespace: then it has one pid, and not one for each namespace down to its own.
+/// (Links to namespaces would tell this, too, but only to a user that may trace the process.)
 fn same_pids(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     pids.is_some_and(|pids| pids.split_whitespace().count() == 1)
 }
 
-/// Whether user ids mean the same to a process as to us.
+/// True if user ids mean the same to a process as to us.
 fn same_users(pid: u32) -> bool {
-    let map = |who: &str| std::fs::read_to_string(format!("/proc/{who}/uid_map")).ok();
+    let map = |process: &str| std::fs::read_to_string(format!("/proc/{process}/uid_map")).ok();
     map("self").is_some_and(|ours| map(&pid.to_string()) == Some(ours))
 }
 
-/// The supplementary groups of whoever connected.
+/// The supplementary groups of the process that connected.
 fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     const SIZE: usize = size_of::<libc::gid_t>();
     let mut groups: Vec<libc::gid_t> = vec![0; 64];
@@ -133,7 +133,7 @@ fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
             return Ok(groups);
         }
         let error = io::Error::last_os_error();
-        // There are more than there was room for, and the kernel said how many.
+        // There are more than the buffer holds, and the kernel said how many.
         if error.raw_os_error() != Some(libc::ERANGE) || told <= groups.len() {
             return Err(error);
         }
@@ -163,7 +163,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn this_process_shares_everything_with_itself() {
+    fn this_process_shares_all_namespaces_with_itself() {
         let (one, _other) = StdUnixStream::pair().unwrap();
         let spaces = spaces(one.as_fd(), std::process::id());
         assert_eq!(spaces, Some(Namespaces { pids: true, users: true }));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ended_vouches_for_nothing() {
+    fn an_exited_process_shares_no_namespace() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let pid = child.id();
         let raw = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
@@ -187,6 +187,6 @@ mod tests {
         child.wait().unwrap();
         assert!(!by_handle.saw(pid) && !by_start.saw(pid));
         let another = Witness::First(ProcKey { pid, start: 1 });
-        assert!(!another.saw(pid), "whoever has the pid now is somebody else");
+        assert!(!another.saw(pid), "a later process with the pid is another one");
     }
 }

@@ -1,20 +1,20 @@
-//! Work in turns: so many pieces at a time in all, and only a few of one caller.
+//! Limits work to a number of pieces at a time, and each caller to a part of it.
 //!
-//! A caller that sends two hundred requests at once waits for its own; the next caller waits for a few of them at most.
-//! Nobody is refused: a turn comes, and a caller that hangs up while it waits gives up its place.
+//! A caller that sends 200 requests at once waits for its own; another caller waits for a few of them at most. No
+//! request is refused. A caller that hangs up while it waits loses its place.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Who may work now.
+/// The limits and the callers of this moment.
 #[derive(Clone, Debug)]
 pub struct FairLimiter(Arc<LimiterState>);
 
 #[derive(Debug)]
 struct LimiterState {
     all: Arc<Semaphore>,
-    /// Turns of one caller at a time.
+    /// Permits of one caller at a time.
     limit: usize,
     each: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
@@ -29,21 +29,21 @@ pub struct CallPermit {
 
 #[derive(Debug)]
 struct Permits {
-    // In this order: a caller's next one may stand in line only when this one is over.
+    // Dropped in this order: a caller's next piece may wait for all only when this one is over.
     _all: OwnedSemaphorePermit,
     _own: OwnedSemaphorePermit,
 }
 
 impl FairLimiter {
-    /// So many at a time, and so many of one caller.
+    /// Allows `all` pieces at a time, and `each` of one caller.
     pub fn new(all: usize, limit: usize) -> FairLimiter {
         FairLimiter(Arc::new(LimiterState { all: Arc::new(Semaphore::new(all)), limit, each: Mutex::default() }))
     }
 
-    /// Works for a caller when it is its turn; `None` if the daemon stops under it.
+    /// Works for a caller when it has a permit; `None` if the daemon stops meanwhile.
     pub async fn run<T: Send + 'static>(&self, who: &str, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let turn = self.take(who).await?;
-        // The work goes on if its caller hangs up, and so must the turn.
+        // The work goes on if its caller hangs up, and so must the permit.
         let done = tokio::task::spawn_blocking(move || {
             let done = work();
             drop(turn);
@@ -52,9 +52,9 @@ impl FairLimiter {
         done.await.ok()
     }
 
-    /// Waits for a caller's turn; `None` if the daemon stops meanwhile.
+    /// Waits for a caller's permit; `None` if the daemon stops meanwhile.
     pub async fn take(&self, who: &str) -> Option<CallPermit> {
-        // First its own: nobody has more in the line of all than it may have at work.
+        // Its own limit first: no caller waits for all with more than it may have at work.
         let own = self.own(who).acquire_owned().await.ok()?;
         let all = Arc::clone(&self.0.all).acquire_owned().await.ok()?;
         let permits = Some(Permits { _all: all, _own: own });
@@ -70,9 +70,9 @@ impl FairLimiter {
 impl Drop for CallPermit {
     fn drop(&mut self) {
         let mut each = self.inside.each.lock().unwrap_or_else(PoisonError::into_inner);
-        // With the map locked: of two that end together the later one finds itself the last.
+        // With the map locked: of two that end at the same time the later one finds itself the last.
         self.permits = None;
-        // The map's own: nobody of this caller works or waits.
+        // The map has the only one left: no piece of this caller works or waits.
         if each.get(&self.who).is_some_and(|own| Arc::strong_count(own) <= 1) {
             each.remove(&self.who);
         }
@@ -85,7 +85,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn one_caller_with_many_calls_leaves_turns_for_the_others() {
+    fn one_caller_with_many_calls_leaves_permits_for_others() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let turns = FairLimiter::new(3, 2);
         runtime.block_on(async {
@@ -97,7 +97,7 @@ mod tests {
                     tokio::spawn(async move { turns.run("ana", move || wait.lock().unwrap().recv().is_err()).await })
                 })
                 .collect();
-            // All of them stand in line before anybody else comes.
+            // All of them wait before another caller comes.
             tokio::task::yield_now().await;
             assert_eq!(turns.run("ben", || 1).await, Some(1));
             assert_eq!(turns.run("ben", || 2).await, Some(2));
@@ -107,11 +107,11 @@ mod tests {
                 assert_eq!(call.await.unwrap(), Some(true), "each has its turn");
             }
         });
-        assert!(turns.0.each.lock().unwrap().is_empty(), "nobody is remembered");
+        assert!(turns.0.each.lock().unwrap().is_empty(), "no caller is remembered");
     }
 
     #[test]
-    fn whoever_hangs_up_gives_up_its_place() {
+    fn a_caller_that_hangs_up_loses_its_place() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let turns = FairLimiter::new(3, 2);
         runtime.block_on(async {

@@ -1,27 +1,26 @@
-//! Which cards are served: those that are asked for, or else the real ones, or soft ones where there
-//! is nothing real.
+//! Which GPUs are served: those that are named, or else the real ones, or soft ones where there is no real one.
 //!
 //! ```text
-//!   asked for (`--gpu`, `gpu =`) ──► these
-//!   an NVIDIA device is visible, or the journal ever saw a real card ──► real
+//!   named (`--gpu`, `gpu =`) ──► these
+//!   an NVIDIA device is visible, or the journal ever saw a real GPU ──► real
 //!   otherwise ──► soft
 //! ```
-//! So a machine whose driver fails never turns to soft cards behind anybody's back: leases go on,
-//! nothing new is granted, and the reason is told.
+//! So a machine with a failing driver never turns to soft GPUs silently: leases go on, nothing new is granted, and the
+//! reason is told.
 
 use sublet_host::gpu::{self, GpuKind, GpuSpec, NotAGpuSpec};
 use sublet_journal::LoadedState;
 
-/// The cards, and how they came to be chosen.
+/// The GPUs, and how they were chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuSelection {
-    /// Which.
+    /// The GPUs.
     pub gpu: GpuSpec,
-    /// Nobody asked for just these.
+    /// True if no option named them.
     pub automatic: bool,
 }
 
-/// Chooses; `asked` is what a person said.
+/// Chooses the GPUs; `asked` is the option.
 pub fn choose(asked: Option<GpuSpec>, loaded: &LoadedState) -> Result<GpuSelection, NotAGpuSpec> {
     let saw_real = kinds(loaded).any(|kind| kind == GpuKind::Real);
     choose_where(asked, gpu::nvidia_visible(), saw_real)
@@ -37,7 +36,7 @@ fn choose_where(asked: Option<GpuSpec>, is_visible: bool, saw_real: bool) -> Res
     Ok(GpuSelection { gpu, automatic })
 }
 
-/// The kind of cards in the journal, if it is another than this one.
+/// The kind of GPUs in the journal, if it differs from this one.
 pub fn other_kind(loaded: &LoadedState, kind: GpuKind) -> Option<GpuKind> {
     kinds(loaded).find(|known| *known != kind)
 }
@@ -51,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn soft_cards_stand_in_only_where_nothing_real_is_or_was() {
+    fn soft_gpus_are_chosen_only_if_no_real_gpu_is_or_was_there() {
         let chosen = |asked: Option<&str>, is_visible, saw_real| {
             let asked = asked.map(|text| text.parse().unwrap());
             let choice = choose_where(asked, is_visible, saw_real).unwrap();

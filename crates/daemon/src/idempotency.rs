@@ -1,24 +1,25 @@
-//! Idempotency-Keys: the same request again gets the same answer, and nothing
-//! happens twice.
+//! Idempotency-Keys: the same request again gets the same answer, and nothing happens twice.
 //!
-//! The journal keeps the answers for a day: of each tenant the latest [`ANSWERS_OF_TENANT`], and [`ANSWERS_MAX`] of all,
-//! beyond which the tenant with most loses the oldest. So no tenant's keys are forgotten for those of another with more.
-//! A tenant's own oldest key makes way for its newest, unless it is younger than [`KEPT_AT_LEAST`]: then the new one is
-//! refused. A program that repeats a request does so within seconds, and a refusal it can see is better than a second lease
-//! it cannot; a whole day of refusals would cost a busy program its leases.
+//! The journal keeps the answers for a day: of each tenant the latest [`ANSWERS_OF_TENANT`], and [`ANSWERS_MAX`] of
+//! all, beyond which the tenant with most loses the oldest. So no tenant's keys are forgotten for those of another with
+//! more. A tenant's own oldest key makes way for its newest, unless it is younger than [`KEPT_AT_LEAST`]: then the new
+//! one is refused. A program that repeats a request does so within seconds, and a refusal it can see is better than a
+//! second lease it cannot; a whole day of refusals would cost a busy program its leases.
 //!
-//! Here are the latest answers of each tenant, whole, and of the others only that there is an answer. So a key is one of
+//! Here are the latest answers of each tenant, whole, and of the others only that there is an answer. So a key is one
+//! of
 //!
 //! ```text
 //!   under way   here, its batch not on the disk     409
 //!   whole       here, its batch on the disk         answered at once
-//!   stored      its answer is on the disk           whoever asked looks there (`Post::call`), and asks again
+//!   stored      its answer is on the disk           the caller reads it there (`LoopClient::call`), and asks again
 //!   new         none of these                       decided
 //! ```
-//! Why nothing happens twice though looking takes time and the loop goes on: only what is on the disk ceases to be
-//! whole, so whoever is sent to look finds what was stored when it was sent (or it is over a day old, or beyond
-//! those that are kept). What came since is whole, or under way, when it asks again; or it was so many that it is
-//! stored already: then its number is larger than the one that the asker was sent with, and it is sent again.
+//! Why nothing happens twice though reading takes time and the loop goes on: only an answer on the disk ceases to be
+//! whole, so a caller that is sent to read finds what was stored when it was sent (or the answer is over a day old, or
+//! beyond those that are kept). An answer that came since is whole, or under way, when the caller asks again. Or so
+//! many came that it is stored already: then its number is larger than the one that the caller was sent with, and the
+//! caller is sent again.
 
 use crate::looper::{IdempotencyKey, Reply};
 use std::collections::hash_map::RandomState;
@@ -27,24 +28,25 @@ use std::hash::BuildHasher;
 use sublet_core::units::{Span, Time};
 use sublet_wire::{Code, Problem};
 
-/// Answers that the journal keeps, of all tenants.
+/// Answers that the journal keeps for all tenants.
 pub const ANSWERS_MAX: usize = 100_000;
-/// Answers that the journal keeps of one tenant.
+/// Answers that the journal keeps for one tenant.
 pub const ANSWERS_OF_TENANT: usize = 10_000;
 /// No answer is forgotten for a newer one of the same tenant before this.
 pub const KEPT_AT_LEAST: Span = Span::secs(60);
-/// Stored answers known here. More than the journal keeps: a key that is not known here is taken for a new one.
+/// Stored answers that are known here; more than the journal keeps, because a key that is not known here is taken for a
+/// new one.
 const STORED_MAX: usize = 2 * ANSWERS_MAX;
-/// Answers that are here whole; the oldest cease to be first.
+/// Answers that are here whole; the oldest are the first to be stored only.
 const WHOLE_MAX: usize = 100_000;
-/// Whole answers of one tenant, so that nobody takes others' place.
+/// Whole answers of one tenant, so that no tenant takes the places of others.
 const WHOLE_OF_TENANT: usize = 2_000;
 
-/// Keys that were used.
+/// Used keys.
 #[derive(Default)]
 pub struct IdempotencyKeys {
     known: HashMap<(String, String), TenantKey>,
-    /// All of them by age, which their numbers are.
+    /// All of them by age, which is the order of their numbers.
     ages: BTreeMap<u64, (String, String)>,
     of_tenant: HashMap<String, TenantKeys>,
     stored: Stored,
@@ -59,7 +61,7 @@ struct TenantKey {
     number: u64,
 }
 
-/// The keys of one tenant, oldest first: those that are stored, then those that are whole.
+/// The keys of one tenant, the oldest first: those that are stored, then those that are whole.
 #[derive(Default)]
 struct TenantKeys {
     stored: VecDeque<StoredKey>,
@@ -92,13 +94,13 @@ impl TenantKeys {
     }
 }
 
-/// Answers that only the disk has: no more of each than a number. Two keys with the same one cost a look.
+/// Answers that only the disk has, each as a number. Two keys with the same hash cost one read.
 #[derive(Default)]
 struct Stored {
     hasher: RandomState,
     /// The number of each key, by its hash.
     numbers: HashMap<u64, u64>,
-    /// How many there are in the lines of all tenants.
+    /// How many there are, of all tenants.
     count: usize,
 }
 
@@ -128,17 +130,17 @@ impl Stored {
     }
 }
 
-/// What a key says about a request.
+/// What is known about a key and a request.
 pub enum KeyState {
-    /// Nothing: it is new.
+    /// The key is new.
     Never,
-    /// It was answered so.
+    /// The request was answered so.
     Answered(Reply),
-    /// The disk may have its answer. Whoever has looked there says this number when it asks again.
+    /// The disk may have its answer. A caller that has read there sends this number when it asks again.
     Stored(u64),
 }
 
-/// What the answer to a key's first request says to another request.
+/// The answer if the key was used for another request.
 pub fn repeated(stored: [u8; 32], key: &IdempotencyKey, reply: impl FnOnce() -> Reply) -> Reply {
     if stored == key.fingerprint {
         return reply();
@@ -148,7 +150,7 @@ pub fn repeated(stored: [u8; 32], key: &IdempotencyKey, reply: impl FnOnce() -> 
 }
 
 impl IdempotencyKeys {
-    /// Whether this request was made before. `looked`: the number its caller was sent to look with.
+    /// Looks a request up. `looked`: the number that its caller was sent to read with.
     pub fn look_up(&self, tenant: &str, key: &IdempotencyKey, looked: Option<u64>) -> KeyState {
         let name = (tenant.to_owned(), key.key.clone());
         let Some(used) = self.known.get(&name) else {
@@ -174,18 +176,18 @@ impl IdempotencyKeys {
         if missing == Span::ZERO { Ok(()) } else { Err(missing.secs_ceil()) }
     }
 
-    /// Remembers an answer. It is given again once [`IdempotencyKeys::set_durable_through`] covers it.
-    pub fn enter(&mut self, tenant: &str, key: &IdempotencyKey, reply: &Reply, now: Time) {
+    /// Keeps an answer. It is given again once [`IdempotencyKeys::set_durable_through`] covers it.
+    pub fn add(&mut self, tenant: &str, key: &IdempotencyKey, reply: &Reply, now: Time) {
         self.insert(tenant.to_owned(), key.key.clone(), (key.fingerprint, reply.clone()), now);
     }
 
-    /// Remembers an answer that the disk has since `at`.
+    /// Keeps an answer that the disk has had since `at`.
     pub fn load(&mut self, tenant: String, key: String, fingerprint: [u8; 32], reply: Reply, at: Time) {
         self.insert(tenant, key, (fingerprint, reply), at);
         self.durable_through = self.number;
     }
 
-    /// The number of the key that was remembered last.
+    /// The number of the key that was added last.
     pub fn last_number(&self) -> u64 {
         self.number
     }
@@ -215,15 +217,15 @@ impl IdempotencyKeys {
         }
     }
 
-    /// The oldest whole key, if there are too many of this tenant's or of all.
+    /// The oldest whole key, if there are too many of this tenant or of all.
     fn too_old(&self, tenant: &str) -> Option<u64> {
         let of = self.of_tenant.get(tenant).filter(|of| of.whole.len() > WHOLE_OF_TENANT);
         let all = self.ages.keys().next().filter(|_| self.known.len() > WHOLE_MAX).copied();
         of.and_then(|of| of.whole.front()).map(|key| key.number).or(all)
     }
 
-    /// Keeps of the oldest whole key of a tenant no more than that there is an answer. One that the disk does not have yet
-    /// stays, and those behind it: there are no more than requests that are under way.
+    /// Keeps only the number of a tenant's oldest whole key. One that is not on the disk yet stays, and those behind
+    /// it: there are no more than requests under way.
     fn shorten(&mut self, number: u64) -> bool {
         let durable = |name: &(String, String)| self.known.get(name).is_none_or(|used| self.is_durable(used));
         let Some(name) = self.ages.get(&number).filter(|name| durable(name)).cloned() else { return false };
@@ -237,7 +239,7 @@ impl IdempotencyKeys {
         true
     }
 
-    /// Forgets every answer that is not on the disk: a batch failed, and what it held never happened.
+    /// Forgets every answer that is not on the disk: a batch failed, and its decisions never happened.
     pub fn forget_undurable(&mut self) {
         let durable_through = self.durable_through;
         self.known.retain(|_, used| used.number <= durable_through);
@@ -261,13 +263,13 @@ mod tests {
         IdempotencyKey { key: text.to_owned(), fingerprint: [0; 32] }
     }
 
-    /// Enters a key, and returns its number.
+    /// Adds a key, and returns its number.
     fn enter(keys: &mut IdempotencyKeys, tenant: &str, text: &str) -> u64 {
-        keys.enter(tenant, &key(text), &Reply::new(200, &()), NOW);
+        keys.add(tenant, &key(text), &Reply::new(200, &()), NOW);
         keys.last_number()
     }
 
-    /// Enters a key, and the disk has it.
+    /// Adds a key whose answer is on the disk.
     fn settled(keys: &mut IdempotencyKeys, tenant: &str, text: &str) {
         let number = enter(keys, tenant, text);
         keys.set_durable_through(number);
@@ -293,7 +295,7 @@ mod tests {
         let number = enter(&mut keys, "ana", "k");
         assert!(look(&keys, "ana", "k").contains("key_in_use"));
         let other = IdempotencyKey { fingerprint: [1; 32], ..key("k") };
-        assert!(shown(keys.look_up("ana", &other, None)).contains("key_reused"), "whoever is wrong is told so at once");
+        assert!(shown(keys.look_up("ana", &other, None)).contains("key_reused"), "a wrong request is refused at once");
         // The next batch is open already while this one is written.
         enter(&mut keys, "ana", "next");
         keys.set_durable_through(number);
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn no_key_is_new_again_and_nobodys_ceases_to_be_whole_before_its_own_bound() {
+    fn no_key_is_forgotten_or_stored_before_the_bound_of_its_tenant() {
         let mut keys = IdempotencyKeys::default();
         for n in 0..WHOLE_OF_TENANT + 1 {
             settled(&mut keys, "ana", &format!("k{n}"));
@@ -362,13 +364,13 @@ mod tests {
         assert_eq!([room(&keys, "ana", 0), room(&keys, "ana", 59), room(&keys, "ana", 60)], [Err(60), Err(1), Ok(())]);
         assert_eq!(room(&keys, "ben", 0), Ok(()));
         let late = Time(NOW.0 + 60_000_000);
-        keys.enter("ana", &key("late"), &Reply::new(200, &()), late);
+        keys.add("ana", &key("late"), &Reply::new(200, &()), late);
         keys.set_durable_through(keys.last_number());
         assert_eq!(room(&keys, "ana", 60), Ok(()), "the next oldest is a minute old, too");
     }
 
     #[test]
-    fn what_is_not_on_the_disk_stays_whole_however_many_there_are() {
+    fn answers_that_are_not_on_the_disk_stay_whole() {
         let mut keys = IdempotencyKeys::default();
         for n in 0..WHOLE_OF_TENANT + 5 {
             enter(&mut keys, "ana", &format!("k{n}"));
@@ -381,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_looked_in_vain_is_let_in_unless_its_key_came_and_went_meanwhile() {
+    fn a_caller_that_read_in_vain_is_let_in_unless_its_key_was_stored_meanwhile() {
         let mut keys = IdempotencyKeys::default();
         for n in 0..WHOLE_OF_TENANT + 1 {
             settled(&mut keys, "ana", &format!("k{n}"));
@@ -389,7 +391,7 @@ mod tests {
         let again = |keys: &IdempotencyKeys, looked| shown(keys.look_up("ana", &key("k0"), Some(looked)));
         let KeyState::Stored(looked) = keys.look_up("ana", &key("k0"), None) else { panic!("it is stored") };
         assert_eq!(again(&keys, looked), "new", "the disk has forgotten it");
-        // Somebody else with the same key was quicker.
+        // Another request with the same key was quicker.
         let number = enter(&mut keys, "ana", "k0");
         assert!(again(&keys, looked).contains("key_in_use"));
         keys.set_durable_through(number);
@@ -401,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_durable_never_was() {
+    fn answers_that_were_not_durable_are_forgotten() {
         let mut keys = IdempotencyKeys::default();
         settled(&mut keys, "ana", "durable");
         enter(&mut keys, "ana", "lost");

@@ -1,8 +1,8 @@
-//! The key beside the journal, and what is made with it: for each grant a mark that nobody else can make.
+//! The key beside the journal, and the proofs that are made with it: for each grant one that only this daemon can make.
 //!
-//! It goes to whoever asked for the lease, in answers and nowhere else: not into the log, the events, a stored answer
-//! or anybody else's view. So it is put into an answer on the way out (`http/leases.rs`), and the loop, which writes
-//! all the others, never has it but for the eyes.
+//! A proof goes to the user that requested the lease, in answers and nowhere else: not into the log, the events, a
+//! stored answer or another user's view. So it is added to an answer on the way out (`http/leases.rs`), and the loop,
+//! which writes all the others, never has it except for reading processes.
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::fs::{File, OpenOptions};
@@ -17,15 +17,15 @@ use sublet_wire as wire;
 const NAME: &str = "marks.key";
 const KEY_BYTES: usize = 32;
 
-/// Makes marks.
+/// Makes proofs.
 #[derive(Clone)]
 pub struct LeaseProofs {
     key: [u8; KEY_BYTES],
 }
 
 impl LeaseProofs {
-    /// The key that is there. Where there is none, or one that others could read, a new one is on the disk first.
-    pub fn begin(dir: &Path) -> io::Result<LeaseProofs> {
+    /// Opens the key. Where there is none, or one that other users could read, a new one is written to the disk first.
+    pub fn open(dir: &Path) -> io::Result<LeaseProofs> {
         let key = match read(&dir.join(NAME))? {
             Some(key) => key,
             None => make(dir)?,
@@ -38,7 +38,7 @@ impl LeaseProofs {
         LeaseProofs { key }
     }
 
-    /// What the programs of a lease carry.
+    /// The proof that the programs of a lease carry.
     pub fn grant(&self, lease: LeaseId, epoch: Fence) -> Grant {
         let hash = blake3::keyed_hash(&self.key, format!("{lease} {epoch}").as_bytes());
         let mut bytes = [0; proof::BYTES];
@@ -46,8 +46,8 @@ impl LeaseProofs {
         Grant { epoch, proof: LeaseProof(bytes) }
     }
 
-    /// Puts the mark where its owner reads it: into a lease that was granted, if `tenant` asked for it.
-    pub fn put(&self, lease: &mut wire::Lease, tenant: &str) {
+    /// Adds the proof to a granted lease, if `tenant` requested it.
+    pub fn add_to(&self, lease: &mut wire::Lease, tenant: &str) {
         if let (Some(epoch), Ok(id)) = (lease.fence, lease.id.parse())
             && lease.tenant == tenant
             && lease.ended.is_none()
@@ -57,7 +57,7 @@ impl LeaseProofs {
     }
 }
 
-/// `None`: there is no key that could be trusted.
+/// `None` if there is no key that could be trusted.
 fn read(path: &Path) -> io::Result<Option<[u8; KEY_BYTES]>> {
     let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
     let mut file = match OpenOptions::new().read(true).custom_flags(nofollow).open(path) {
@@ -81,7 +81,7 @@ fn make(dir: &Path) -> io::Result<[u8; KEY_BYTES]> {
         return Err(io::Error::other("the system gives too few random numbers"));
     }
     let new = dir.join("marks.key.new");
-    // One that was left over may be somebody else's to read.
+    // Other users may be able to read one that was left over.
     let _ = std::fs::remove_file(&new);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
     file.write_all(&key)?;
@@ -101,21 +101,21 @@ mod tests {
     }
 
     #[test]
-    fn every_grant_has_a_mark_of_its_own_and_a_restart_makes_the_same() {
+    fn each_grant_has_its_own_proof_and_keeps_it_over_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let marks = LeaseProofs::begin(dir.path()).unwrap();
+        let marks = LeaseProofs::open(dir.path()).unwrap();
         let others = [(71, 2), (7, 13), (8, 12)].map(|(lease, epoch)| marks.grant(LeaseId(lease), Fence(epoch)).proof);
         assert!(others.iter().all(|other| *other != mark(&marks)), "{others:?}");
-        assert_eq!(mark(&LeaseProofs::begin(dir.path()).unwrap()), mark(&marks));
+        assert_eq!(mark(&LeaseProofs::open(dir.path()).unwrap()), mark(&marks));
         let elsewhere = tempfile::tempdir().unwrap();
-        assert_ne!(mark(&LeaseProofs::begin(elsewhere.path()).unwrap()), mark(&marks));
+        assert_ne!(mark(&LeaseProofs::open(elsewhere.path()).unwrap()), mark(&marks));
     }
 
     #[test]
-    fn a_key_that_is_lost_cut_short_or_known_to_others_is_not_used_again() {
+    fn a_missing_short_or_readable_key_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
-        let begin = || mark(&LeaseProofs::begin(dir.path()).unwrap());
+        let begin = || mark(&LeaseProofs::open(dir.path()).unwrap());
         let mut known = vec![begin()];
         let mut is_new = |spoil: &dyn Fn()| {
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);

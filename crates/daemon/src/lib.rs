@@ -1,10 +1,9 @@
-//! The loop that owns the state, and its HTTP face.
+//! The loop that owns the state, and its HTTP API.
 //!
-//! [`serve`] puts the rooms together: the journal's rows become the state of
-//! [`engine`], the eyes of `host` and the requests of [`http`] become mail for
-//! the [`looper`], the [`writer`] makes it durable, and only then anything
-//! leaves. What is absent: decisions (core's), NVML (the worker's), files other
-//! than the journal, the socket, the soft cards beside it and the configuration.
+//! [`serve`] starts all parts: the journal's rows become the state of [`engine`]; the readings of `host` and the
+//! requests of [`http`] become input of the [`looper`]; the [`writer`] makes its batches durable, and only then
+//! anything leaves. What is absent: decisions (core's), NVML (the worker's), files other than the journal, the socket,
+//! the soft GPUs beside it and the configuration.
 
 mod access;
 mod aside;
@@ -45,7 +44,7 @@ pub use config::{CheckedConfig, ConfigError, Finding, TcpConfig, check as check_
 pub use http::document as openapi;
 pub use loss::{REMEDY as LOSS_REMEDY, sentence as loss_sentence};
 pub use serve::{ServeError, ServeOptions, serve};
-pub use sublet_core::policy::Policy;
+pub use sublet_core::settings::Policy;
 pub use sublet_core::unleased::RuleSubject;
 pub use sublet_host::gpu::nvidia_visible;
 pub use sublet_journal as journal;
@@ -55,14 +54,14 @@ pub fn worker(args: &[String]) -> std::process::ExitCode {
     sublet_host::worker::run(args)
 }
 
-/// Whether a process of this host is one that is meant, as a rule would mean it. One that cannot be read is not.
+/// True if a process of this host is one that a rule is about; false if it cannot be read.
 pub fn is_meant(who: &RuleSubject, pid: u32) -> bool {
     sublet_host::audit::service_identity(pid).is_ok_and(|found| {
         who.matches_process(found.exe.as_deref(), found.unit.as_deref(), found.container.as_deref(), found.uid)
     })
 }
 
-/// The rules of the house that a configuration makes now, or the defaults.
+/// The policy that a configuration makes at this time; without a file, the defaults.
 pub fn rules(config: Option<&std::path::Path>) -> Result<Policy, ConfigError> {
     Ok(config::Config::read(config)?.settle()?.policy)
 }

@@ -1,9 +1,9 @@
-//! Lines that are missing from the journal, in words.
+//! Sentences about missing lines of the journal.
 
 use jiff::Timestamp;
 use sublet_core::loss::Loss;
 
-/// The two ways on.
+/// What an operator can do.
 pub const REMEDY: &str =
     "put a backup back (docs/backup.md), or go on without those lines: `sublet journal accept-loss`";
 
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_is_told_with_its_size_and_its_time() {
+    fn a_loss_is_shown_with_its_size_and_time() {
         let us = 1_795_000_000_000_000;
         let loss = Loss::Missing { lines: 69, after: 120, since_wall_us: Some(us), until_wall_us: us + 2_500_000 };
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Sentences: what people read where machines read codes.
+//! Sentences for people, where machines read codes.
 
 mod actions;
 
@@ -6,23 +6,24 @@ pub use actions::action;
 
 use crate::idempotency::{ANSWERS_OF_TENANT, KEPT_AT_LEAST};
 use crate::loss;
-use sublet_core::decide::preempt::{NotPreemptable, RoomPlan};
 use sublet_core::event::Refusal;
-use sublet_core::explain::NoBound;
 use sublet_core::ids::{GpuId, LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::{NotParkable, RestoreObstacle};
-use sublet_core::policy::AsideAllow;
+use sublet_core::movers::{NotParkable, RestoreObstacle};
+use sublet_core::policy::explain::NoBound;
+use sublet_core::policy::preemption::NotPreemptable;
+use sublet_core::policy::room_plan::RoomPlan;
 use sublet_core::queue::QueuePlace;
 use sublet_core::quota::{CappedResource, QuotaBlock};
 use sublet_core::reading::Unreadable;
 use sublet_core::request::RequestError;
 use sublet_core::rows::{EndReason, GpuService, Lease};
+use sublet_core::settings::AsideAllow;
 use sublet_core::state::State;
 use sublet_core::units::{Bytes, Time};
 use sublet_wire::size::show;
 use sublet_wire::span;
-use sublet_wire::{Code, Problem};
+use sublet_wire::{self as wire, Code, Problem};
 
 /// How a lease ended, and what to do next.
 pub fn ended(id: &str, reason: EndReason) -> String {
@@ -72,7 +73,43 @@ pub fn ended(id: &str, reason: EndReason) -> String {
     }
 }
 
-/// Why a card cannot be read.
+/// When a passive lease is resumed.
+pub const PASSIVE: &str = "it comes back when there is room that no waiter needs";
+
+/// The state of a resuming lease.
+pub const RESUMING: &str = "its bytes are coming back to its GPUs";
+
+/// The state of a lease that is active or parking.
+pub fn on_gpus(shown: &wire::Lease) -> &'static str {
+    match () {
+        () if shown.state == wire::LeaseState::Parking => "its bytes are leaving its GPUs",
+        () if shown.overuse.is_some() => {
+            "it is active and has more on a GPU than its lease is for; if another request waits it may be parked"
+        }
+        () if shown.idle => "it is active but was not used in its last term; it goes on because no request waits",
+        () => "it is active",
+    }
+}
+
+/// Where the bytes of a parked lease are, and what brings them back: only the shim in a program notices its use.
+pub fn parked(lease: &Lease) -> String {
+    let by_hand = match lease.is_passive() {
+        true => format!("{PASSIVE}; `sublet resume {}` puts it into the queue", lease.id),
+        false => format!("`sublet resume {}` brings it back", lease.id),
+    };
+    match lease.park_state().map(|away| away.method) {
+        Some(Method::Driver) => {
+            format!("it is parked: the driver has its bytes in host memory, and it stands still; {by_hand}")
+        }
+        Some(Method::Hook) => format!("it is parked: it gave up its bytes by its own hook; {by_hand}"),
+        _ if lease.is_passive() => {
+            format!("it is parked: its bytes are in host memory, and come back when it is used; {by_hand}")
+        }
+        _ => "it is parked: its bytes are in host memory, and come back when it is used".to_owned(),
+    }
+}
+
+/// Why a GPU cannot be read.
 pub fn unreadable(index: u32, why: &Unreadable) -> String {
     match why {
         Unreadable::NotYet => format!("GPU {index} was not read yet; no new leases there until it is"),
@@ -84,7 +121,7 @@ pub fn unreadable(index: u32, why: &Unreadable) -> String {
     }
 }
 
-/// Why a card is not leased; `None` while it is.
+/// Why a GPU is not leased; `None` while it is.
 pub fn service(service: &GpuService) -> Option<String> {
     match service {
         GpuService::In => None,
@@ -133,7 +170,7 @@ pub(crate) fn when_quota_returns(held: &QuotaBlock) -> &'static str {
     }
 }
 
-/// Why nobody can say when a waiter starts at the latest.
+/// Why no bound is known for a waiter.
 pub fn no_bound(why: &NoBound) -> String {
     match why {
         NoBound::Quota(held) => format!("{held}; {}", when_quota_returns(held)),
@@ -163,8 +200,8 @@ pub fn not_parkable(why: &NotParkable) -> String {
 /// Processes named in a sentence; further ones are counted.
 const NAMED_MAX: usize = 4;
 
-/// Which processes of a lease run as other users, and what that means; nothing if none does.
-pub fn left_out(others: impl Iterator<Item = (ProcKey, u32)>) -> Option<String> {
+/// Which processes of a lease run as other users, and what that means; `None` if none does.
+pub fn foreign_processes(others: impl Iterator<Item = (ProcKey, u32)>) -> Option<String> {
     let others: Vec<String> = others.map(|(process, uid)| format!("{} (uid {uid})", process.pid)).collect();
     let named = others.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
     let more = others.len().saturating_sub(NAMED_MAX);
@@ -177,9 +214,9 @@ pub fn left_out(others: impl Iterator<Item = (ProcKey, u32)>) -> Option<String> 
     Some(format!("{process} {named}{and_more} {runs}: {gets} not parked by the driver"))
 }
 
-/// Why the driver does not bring a holder back yet, and what helps. The name is that of who is in the way, as far as
-/// whoever reads it may know.
-pub fn held_back(state: &State, who: RestoreObstacle, name: Option<String>) -> String {
+/// Why the driver does not bring a lease back yet, and what helps. `name` is the lease or process in the way, as far as
+/// the reader may see it.
+pub fn restore_obstacle(state: &State, who: RestoreObstacle, name: Option<String>) -> String {
     let index = |card: GpuId| state.rows().gpus[usize::from(card.0)].facts.index;
     let lost = "a restore kills the process if another one takes its VRAM";
     match (who, name) {
@@ -211,8 +248,8 @@ pub fn held_back(state: &State, who: RestoreObstacle, name: Option<String>) -> S
     }
 }
 
-/// Why a holder is not made to leave its cards.
-pub fn spared(spared: &NotPreemptable, now: Time) -> String {
+/// Why a lease is not preempted.
+pub fn not_preempted(spared: &NotPreemptable, now: Time) -> String {
     match spared {
         NotPreemptable::Turn { until } => {
             format!("it is busy, and its time slice ends in {}", span::show(until.since(now).as_secs_f64()))
@@ -229,8 +266,8 @@ pub fn spared(spared: &NotPreemptable, now: Time) -> String {
     }
 }
 
-/// Whether room is made for a waiter, who leaves, at what price, and why.
-pub fn room_made(state: &State, making: Option<&RoomPlan>, now: Time, name: impl Fn(LeaseId) -> String) -> String {
+/// Whether room is made for a waiter, by which leases, at what cost, and why.
+pub fn preemption(state: &State, making: Option<&RoomPlan>, now: Time, name: impl Fn(LeaseId) -> String) -> String {
     let seconds = |span: sublet_core::units::Span| span::show(span.as_secs_f64());
     match making {
         None if !state.policy().parking.preempt => {
@@ -240,7 +277,7 @@ pub fn room_made(state: &State, making: Option<&RoomPlan>, now: Time, name: impl
         Some(RoomPlan::Coming(_)) => "its room is being made: leases are being parked or ended".to_owned(),
         Some(RoomPlan::Plan { victims, price, .. }) => {
             let each: Vec<String> =
-                victims.iter().map(|(lease, prospect)| format!("{} ({})", name(*lease), prospect.rung)).collect();
+                victims.iter().map(|(lease, prospect)| format!("{} ({})", name(*lease), prospect.method)).collect();
             format!("{} can be preempted, which costs {} in all", each.join(", "), seconds(*price))
         }
         Some(RoomPlan::Wait { until, price }) => format!(
@@ -382,7 +419,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
     }
 }
 
-/// What would do instead.
+/// What to do instead.
 fn sensible(bad: &RequestError) -> &'static str {
     match bad {
         RequestError::Vram => "`vram_bytes` counts bytes: 16 GiB are 17179869184; \"whole\" is all of a GPU",
@@ -400,7 +437,7 @@ fn sensible(bad: &RequestError) -> &'static str {
 
 fn detail(refusal: &Refusal) -> String {
     match refusal {
-        // Another user's is none of the caller's either, and is not told from one that never was.
+        // Another user's is none of the caller's either, and is not told from one that never existed.
         Refusal::NoSuchLease => "you have no such lease".to_owned(),
         Refusal::NeverFits { largest: None, .. } => {
             "no GPU here has the index, UUID or model that `on` names".to_owned()
@@ -433,7 +470,7 @@ fn detail(refusal: &Refusal) -> String {
     }
 }
 
-/// Says that a tenant used as many Idempotency-Keys as are kept, all of them lately.
+/// The sentence that a tenant used as many Idempotency-Keys as are kept, all of them lately.
 pub fn too_many_keys(after_s: u64) -> Problem {
     let (kept, lately) = (ANSWERS_OF_TENANT, KEPT_AT_LEAST.secs_ceil());
     let detail = format!("{kept} calls with an Idempotency-Key were made in the last {lately} s, and no more are kept");
@@ -447,15 +484,15 @@ mod tests {
     use super::*;
     use sublet_core::decide::decide;
     use sublet_core::facts::GpuEvent;
-    use sublet_core::policy::Policy;
     use sublet_core::reading::GpuFacts;
     use sublet_core::rows::Rows;
+    use sublet_core::settings::Policy;
 
     #[test]
-    fn who_is_held_back_reads_for_whom_it_waits_and_what_helps() {
+    fn a_restore_obstacle_names_the_lease_or_process_and_what_helps() {
         let mut state = State::new(Rows::default(), Policy::default());
         decide(&mut state, Time::ZERO, GpuEvent::Listed(vec![GpuFacts::plain(0, Bytes::gib(24))]).into());
-        let says = |who: RestoreObstacle, name: Option<&str>| held_back(&state, who, name.map(str::to_owned));
+        let says = |who: RestoreObstacle, name: Option<&str>| restore_obstacle(&state, who, name.map(str::to_owned));
         let card = GpuId(0);
         assert_eq!(
             says(RestoreObstacle::Unleased(card, 1), Some("process 4312 of ann")),
@@ -473,7 +510,7 @@ mod tests {
             says(RestoreObstacle::Unreadable(card), None),
             "it waits until GPU 0 can be read: a restore kills the process if another one takes its VRAM; tell an operator if that lasts"
         );
-        // Another's lease is not named where nobody knows who reads it.
+        // Another user's lease is not named where the reader is not known.
         let unnamed = says(RestoreObstacle::Uncapped(card, LeaseId(7)), None);
         assert!(
             unnamed.starts_with("it waits until another lease has left GPU 0, because nothing limits"),

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection: the kernel says, or a token; never the caller.
+//! The other end of a connection: the kernel or a token says which user it is, never the caller.
 
 use crate::access::Access;
 use crate::credentials::Credentials;
@@ -10,21 +10,21 @@ use sublet_core::ids::ProcKey;
 use sublet_host::process;
 use sublet_wire::{Code, Problem, ProcessRef};
 
-/// One end of a connection.
+/// The user at the other end of a connection.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// For core.
+    /// The caller as core knows it.
     pub caller: Caller,
-    /// How we know.
+    /// How its identity is known.
     pub proof: Proof,
 }
 
-/// How we know who somebody is.
+/// How the identity of a peer is known.
 #[derive(Clone, Debug)]
 pub enum Proof {
     /// The kernel says so, on the socket.
     Local {
-        /// What it says.
+        /// What the kernel says.
         credentials: Arc<Credentials>,
         /// The rules, which may change.
         access: Access,
@@ -33,27 +33,27 @@ pub enum Proof {
     Token(Arc<KnownToken>),
 }
 
-/// Who may do what beyond its own leases.
+/// Which users have rights beyond their own leases.
 #[derive(Clone, Debug)]
 pub struct Operators {
     /// The daemon's own user.
     pub own_uid: u32,
-    /// Members of this group.
+    /// Members of this group are operators.
     pub gid: Option<u32>,
     /// Groups that have shares or caps, by name.
     pub groups: Vec<(u32, String)>,
 }
 
 impl Peer {
-    /// Whoever connected, in these of the groups that matter.
+    /// The peer of a connection to the socket, in these of the groups that rules name.
     pub fn of(credentials: Arc<Credentials>, groups: Vec<String>, access: Access) -> Arc<Peer> {
         let operator = access.is_operator(&credentials);
         let caller = Caller { tenant: tenant_of(credentials.uid), groups, operator, token: None };
         Arc::new(Peer { caller, proof: Proof::Local { credentials, access } })
     }
 
-    /// Whoever sent a token's secret. A token is never an operator's.
-    pub fn through(known: Arc<KnownToken>) -> Arc<Peer> {
+    /// The peer of a token's secret. A token never makes an operator.
+    pub fn of_token(known: Arc<KnownToken>) -> Arc<Peer> {
         let token = &known.token;
         let groups = Vec::new();
         let caller = Caller { tenant: token.tenant.clone(), groups, operator: false, token: Some(token.id) };
@@ -65,7 +65,7 @@ impl Peer {
         Arc::new(Peer { caller: Caller { groups, ..self.caller.clone() }, proof: self.proof.clone() })
     }
 
-    /// Whether it may only look, and not act for its tenant.
+    /// True if it may only read, and not act for its tenant.
     pub fn is_read_only(&self) -> bool {
         matches!(&self.proof, Proof::Token(known) if known.token.read_only)
     }
@@ -78,7 +78,7 @@ impl Peer {
         }
     }
 
-    /// Its Unix user, if that number means the same to this host: a user of a container may have another's number.
+    /// Its Unix user, if that number means the same on this host: a user of a container may have another's number.
     pub fn host_uid(&self) -> Option<u32> {
         match &self.proof {
             Proof::Local { credentials, .. } if credentials.spaces.pids && credentials.spaces.users => {
@@ -88,16 +88,16 @@ impl Peer {
         }
     }
 
-    /// Whether it still is who it was: a token may be revoked, or expire, under a long call, and
-    /// an operator may have become somebody else.
-    pub fn still_good(&self, wall_us: u64) -> bool {
+    /// True if it has not changed: a token may be revoked, or expire, during a long call, and an operator may have
+    /// ceased to be one.
+    pub fn is_valid(&self, wall_us: u64) -> bool {
         match &self.proof {
             Proof::Local { credentials, access } => !self.caller.operator || access.is_operator(credentials),
             Proof::Token(known) => known.is_good(wall_us),
         }
     }
 
-    /// The process with this pid, if it is the peer's own; anybody's for an operator.
+    /// The process with this pid, if it is the peer's own; any process for an operator.
     pub fn process_or_any(&self, pid: u32) -> Result<ProcKey, Problem> {
         let any = || process::identify(pid).ok().map(|identity| identity.key);
         match &self.proof {
@@ -109,7 +109,7 @@ impl Peer {
         }
     }
 
-    /// The process that is meant, if it is the peer's own.
+    /// The process of a bind, if it is the peer's own.
     pub fn named_process(&self, process: ProcessRef) -> Result<ProcKey, Problem> {
         match process {
             ProcessRef::Pid(pid) => self.process(pid),
@@ -117,7 +117,7 @@ impl Peer {
         }
     }
 
-    /// The process that made the connection, whatever its own pid namespace calls it.
+    /// The process that made the connection, whatever its pid is in its own namespace.
     fn calling_process(&self) -> Result<ProcKey, Problem> {
         let Proof::Local { credentials, .. } = &self.proof else { return Err(not_local()) };
         let found = credentials.process.and_then(|connected| {
@@ -156,16 +156,16 @@ fn not_local() -> Problem {
 }
 
 impl Operators {
-    /// Whether somebody is one, by what the kernel says: the directory makes nobody an operator.
+    /// True if the kernel's facts make an operator; the directory makes none.
     pub fn include(&self, credentials: &Credentials) -> bool {
         let Credentials { uid, gids, spaces, .. } = credentials;
-        // Root in a container is not root here, and becomes any user and a member of any group there: whoever is an
-        // operator shares our namespaces.
+        // Root in a container is not root here, and becomes any user and a member of any group there: an operator must
+        // share our namespaces.
         let is_ours = spaces.pids && spaces.users;
         is_ours && (*uid == 0 || *uid == self.own_uid || self.gid.is_some_and(|gid| gids.contains(&gid)))
     }
 
-    /// Which of the groups that matter are among these.
+    /// Which of the groups that rules name are among these.
     pub fn groups_among(&self, gids: &[u32]) -> Vec<String> {
         let mut names: Vec<String> =
             self.groups.iter().filter(|(gid, _)| gids.contains(gid)).map(|(_, name)| name.clone()).collect();

@@ -5,9 +5,10 @@
 //!                             uid:1000/resnet.db
 //!                             user_3aana/default.db       names of tenants are escaped
 //! ```
-//! A register is linearizable by itself and synced before it answers (`sublet_checkpoint::register`), so the loop has no
-//! part in it: a call runs on a thread that may block, in turns. Each register has a file of its own. So an error of the
-//! disk, or damage, breaks off one register and neither another one nor the journal, and the file's limit is SQLite's.
+//! A register is linearizable by itself and synced before it answers (`sublet_checkpoint::register`), so the loop has
+//! no part in it: a call runs on a thread that may block, limited by [`FairLimiter`](crate::fair_limiter). Each
+//! register has a file of its own. So an error of the disk, or damage, breaks off one register and neither another one
+//! nor the journal, and the file's limit is SQLite's.
 //!
 //! A tenant is part of the path and comes from the caller's credentials: no caller can name another's register.
 //!
@@ -112,7 +113,7 @@ impl RegisterKeeper {
         self.0.limits
     }
 
-    /// Waits until this tenant may send or get entries. The turn is kept until they have arrived.
+    /// Waits until this tenant may send or get entries. The permit is kept until they have arrived.
     pub async fn transfer(&self, tenant: &str) -> Result<CallPermit, RegisterFailure> {
         self.0.transfers.take(tenant).await.ok_or(RegisterFailure::Stopping)
     }
@@ -216,7 +217,7 @@ impl RegisterKeeper {
         self.run(tenant, work).await
     }
 
-    /// Works on a thread that may block, when it is this tenant's turn.
+    /// Works on a thread that may block, when this tenant has a permit.
     async fn run<T: Send + 'static>(
         &self,
         tenant: &str,
@@ -243,7 +244,7 @@ impl KeeperParts {
         self.directory_of(tenant).join(format!("{register}.db"))
     }
 
-    /// Refuses an entry that would take the room of the journal.
+    /// Refuses an entry that would take the journal's room.
     fn check_room(&self, bytes: u64) -> Result<(), RegisterFailure> {
         let state_dir = self.directory.parent().unwrap_or(&self.directory);
         let disk = rustix::fs::statvfs(state_dir).map_err(|error| unavailable(state_dir, &error.into()))?;
@@ -388,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_makes_no_register() {
+    fn reading_makes_no_register() {
         let directory = tempfile::tempdir().unwrap();
         let registers = registers(directory.path(), 4);
         now(async {
@@ -400,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_has_as_many_registers_as_it_may_and_no_others() {
+    fn a_tenant_has_at_most_as_many_registers_as_allowed() {
         let directory = tempfile::tempdir().unwrap();
         let registers = registers(directory.path(), 2);
         now(async {
@@ -432,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_register_whose_file_or_log_was_moved_away_acknowledges_nothing_more() {
+    fn a_register_acknowledges_nothing_after_its_file_or_log_was_moved() {
         for file in ["a.db", "a.db-wal"] {
             let directory = tempfile::tempdir().unwrap();
             let registers = registers(directory.path(), 4);
@@ -449,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_register_that_cannot_be_looked_at_is_not_taken_for_an_empty_one() {
+    fn an_unreadable_register_is_not_taken_as_empty() {
         let directory = tempfile::tempdir().unwrap();
         let registers = registers(directory.path(), 4);
         // A loop of links cannot be followed, whichever user runs the test.
@@ -481,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_register_is_refused_and_the_others_go_on() {
+    fn a_damaged_register_is_refused_and_others_go_on() {
         let directory = tempfile::tempdir().unwrap();
         let registers = registers(directory.path(), 4);
         fs::create_dir_all(directory.path().join("registers/uid:1")).unwrap();

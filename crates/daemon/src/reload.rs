@@ -1,13 +1,11 @@
-//! The configuration while the daemon runs: read anew when somebody says so, and other rules when
-//! other hours begin.
+//! The configuration while the daemon runs: read again at SIGHUP, and settled again when other hours begin.
 //!
 //! ```text
 //!   SIGHUP ──► read the file ──► settle ──► rules, operators, rates, certificate
 //!   other hours ──► settle what was read last ──► rules
 //! ```
-//! A file that was edited and not yet signalled means nothing, and one that is wrong changes
-//! nothing: at other hours the last good one goes on. Looking users up can take long (LDAP), so
-//! all of this has a thread of its own.
+//! An edited file means nothing before the signal, and a wrong one changes nothing: the last good one goes on at other
+//! hours, too. Looking up users can take long (LDAP), so all of this has a thread of its own.
 
 use crate::access::Access;
 use crate::calendar::{Hours, WeekMinute};
@@ -25,10 +23,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-/// How often it is looked whether other hours have begun.
+/// How often the hours are compared.
 const LOOK: Duration = Duration::from_secs(15);
 
-/// What a reload reaches.
+/// What a reload changes.
 pub struct Reload {
     /// The file.
     pub path: Option<PathBuf>,
@@ -38,9 +36,9 @@ pub struct Reload {
     pub standing: RunningConfig,
     /// The loop.
     pub inbox: InboxSender,
-    /// Who may do what.
+    /// The rules about rights.
     pub access: Access,
-    /// The face.
+    /// The settings of the HTTP API.
     pub house: Arc<RwLock<HttpSettings>>,
     /// Where notices go.
     pub notices: Arc<RwLock<notices::Settings>>,
@@ -52,7 +50,7 @@ pub struct Reload {
     pub remote: Option<(Tcp, Tls, Arc<Gate>)>,
 }
 
-/// The last configuration that was good, and which of its hours were taken into account.
+/// The last good configuration, and which of its hours it was settled for.
 #[derive(Clone, Debug)]
 pub struct RunningConfig {
     config: Config,
@@ -61,7 +59,7 @@ pub struct RunningConfig {
 }
 
 impl RunningConfig {
-    /// A configuration, if it is good, and what follows from it now.
+    /// Reads and settles a configuration.
     pub fn of(config: Config) -> Result<(RunningConfig, LoadedConfig), ConfigError> {
         let now = WeekMinute::now();
         RunningConfig::under(config, |hours| hours.hold(now))
@@ -74,9 +72,9 @@ impl RunningConfig {
         Ok((RunningConfig { config, hours, held }, settled))
     }
 
-    /// What follows if other hours hold than were taken into account. What cannot be settled is
-    /// not taken into account either, so that it is tried again.
-    fn turn(&mut self, holds: impl Fn(&Hours) -> bool) -> Option<Result<LoadedConfig, ConfigError>> {
+    /// What follows if other hours hold than it was settled for. If that fails the hours are not noted, so that it is
+    /// tried again.
+    fn settle_hours(&mut self, holds: impl Fn(&Hours) -> bool) -> Option<Result<LoadedConfig, ConfigError>> {
         let now: Vec<bool> = self.hours.iter().map(&holds).collect();
         if now == self.held {
             return None;
@@ -90,7 +88,7 @@ impl RunningConfig {
 }
 
 impl Reload {
-    /// Reads the file whenever it is told to, until nobody can tell it any more.
+    /// Reads the file at each signal, until no signal can come any more.
     pub fn run(mut self, told: &Receiver<()>) {
         loop {
             match told.recv_timeout(LOOK) {
@@ -101,7 +99,7 @@ impl Reload {
         }
     }
 
-    /// A configuration that is wrong changes nothing.
+    /// Reads the file; a wrong configuration changes nothing.
     fn read(&mut self) {
         let read = Config::read(self.path.as_deref()).map(|config| config.over(&self.flags));
         match read.and_then(RunningConfig::of) {
@@ -134,7 +132,7 @@ impl Reload {
 
     fn look(&mut self) {
         let now = WeekMinute::now();
-        match self.standing.turn(|hours| hours.hold(now)) {
+        match self.standing.settle_hours(|hours| hours.hold(now)) {
             None => {}
             Some(Ok(settled)) => {
                 self.configure_loop(settled);
@@ -146,13 +144,13 @@ impl Reload {
         }
     }
 
-    /// What was refused of it, if anything was.
+    /// What was refused, if anything was.
     fn set(&self, settled: LoadedConfig) -> Option<String> {
         let refused = self.set_tcp(settled.tcp.as_ref());
         self.local_rate.set(settled.socket_rate);
         self.access.set(settled.operators_gid, settled.groups.clone());
         if let Ok(mut house) = self.house.write() {
-            *house = settled.house();
+            *house = settled.http_settings();
         }
         if let Ok(mut notices) = self.notices.write() {
             notices.clone_from(&settled.notices);
@@ -162,12 +160,12 @@ impl Reload {
     }
 
     fn configure_loop(&self, settled: LoadedConfig) {
-        let visibility = settled.house().visibility;
+        let visibility = settled.http_settings().visibility;
         drop(self.inbox.send(LoopInput::Configured { policy: Box::new(settled.policy), visibility }));
     }
 
-    /// Rates and the certificate are read anew. An address is opened and closed by a start only,
-    /// and what was encrypted stays so. Returns why the certificate was not changed, if it was not.
+    /// Reads rates and the certificate again. Addresses change by a start only, and TLS stays on or off. Returns why
+    /// the certificate was not changed, if it was not.
     fn set_tcp(&self, settled: Option<&Tcp>) -> Option<String> {
         let (settled, (old, tls, gate)) = match (settled, &self.remote) {
             (None, None) => return None,
@@ -208,26 +206,26 @@ mod tests {
     }
 
     #[test]
-    fn other_hours_bring_the_rules_that_were_read_last_once() {
+    fn other_hours_apply_the_last_read_rules_once() {
         let (mut standing, settled) = RunningConfig::under(config(""), |_| false).unwrap();
         assert_eq!(settled.policy.caps.leases, None);
-        assert!(standing.turn(|_| false).is_none(), "nothing has begun");
-        let begun = standing.turn(|_| true).expect("work has begun").unwrap();
+        assert!(standing.settle_hours(|_| false).is_none(), "nothing has begun");
+        let begun = standing.settle_hours(|_| true).expect("work has begun").unwrap();
         assert_eq!(begun.policy.caps.leases, Some(2));
-        assert!(standing.turn(|_| true).is_none(), "it is said once");
-        let over = standing.turn(|_| false).expect("work is over").unwrap();
+        assert!(standing.settle_hours(|_| true).is_none(), "it is said once");
+        let over = standing.settle_hours(|_| false).expect("work is over").unwrap();
         assert_eq!(over.policy.caps.leases, None);
     }
 
     #[test]
-    fn hours_whose_rules_cannot_be_settled_are_tried_again() {
+    fn rules_of_other_hours_are_retried_after_a_failure() {
         let (mut standing, _) = RunningConfig::under(config(""), |_| false).unwrap();
-        // The directory is away, say, and does not know a group that it knew.
+        // The directory is away, for example, and does not know a group that it knew.
         standing.config = config("[groups.no-such-group-here]\nvram = \"1G\"");
         for _ in 0..2 {
-            assert!(standing.turn(|_| true).expect("work has begun").is_err());
+            assert!(standing.settle_hours(|_| true).expect("work has begun").is_err());
         }
         standing.config = config("");
-        assert_eq!(standing.turn(|_| true).expect("it is tried again").unwrap().policy.caps.leases, Some(2));
+        assert_eq!(standing.settle_hours(|_| true).expect("it is tried again").unwrap().policy.caps.leases, Some(2));
     }
 }

@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock, mpsc};
 use std::thread;
 use std::time::Duration;
-use sublet_core::policy::Parking;
+use sublet_core::settings::Parking;
 use sublet_core::units::{Bytes, Span};
 use sublet_host::clock::{self, Clock};
 use sublet_host::driver::DriverSettings;
@@ -205,12 +205,12 @@ pub fn serve(options: ServeOptions) -> Result<(), ServeError> {
     let (journal, loaded) = Journal::open(&options.state_dir)?;
     let choice = gpu_selection::choose(asked, &loaded)?;
     let kind = choice.gpu.kind();
-    let _cards = if kind == GpuKind::Real { Some(gpu_lock::cards()?) } else { None };
+    let _cards = if kind == GpuKind::Real { Some(gpu_lock::lock_gpus()?) } else { None };
     if let Some(other) = gpu_selection::other_kind(&loaded, kind) {
         return Err(ServeError::OtherKind(other.name()));
     }
     let remote = settled.1.tcp.as_ref().map(listen_beyond).transpose()?;
-    let listener = gpu_lock::socket(&options.socket, settled.1.socket_gid)?;
+    let listener = gpu_lock::bind_socket(&options.socket, settled.1.socket_gid)?;
     let eyes = look_at(&choice, &options)?;
     // The loop and the writer need cores too, and every thread more is a wake-up more for a request.
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -318,11 +318,11 @@ fn run(
     let reports = to_loop.clone();
     let host = Arc::new(Host::start(eyes, clock, move |report| drop(reports.send(LoopInput::Report(report))))?);
 
-    let marks = LeaseProofs::begin(&options.state_dir).map_err(ServeError::Marks)?;
-    let house = Arc::new(RwLock::new(settled.house()));
+    let marks = LeaseProofs::open(&options.state_dir).map_err(ServeError::Marks)?;
+    let house = Arc::new(RwLock::new(settled.http_settings()));
     let notices = Arc::new(RwLock::new(settled.notices.clone()));
     let (watermarks, floor) =
-        Watermarks::begin(&options.state_dir, loop_thread::wall_us()).map_err(ServeError::Epochs)?;
+        Watermarks::open(&options.state_dir, loop_thread::wall_us()).map_err(ServeError::Epochs)?;
     let effects = Effects {
         clients: clients.clone(),
         host: Arc::clone(&host),
@@ -350,7 +350,7 @@ fn run(
         floor,
         proofs: marks.clone(),
         unmanaged: settled.unmanaged.clone(),
-        visibility: settled.house().visibility,
+        visibility: settled.http_settings().visibility,
     };
     let mut the_loop = Loop::new(start, moment);
     the_loop.start(moment);

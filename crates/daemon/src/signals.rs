@@ -1,6 +1,6 @@
 //! Signals by name and number.
 
-/// Those that have a name people use, as Linux numbers them on the machines we run on.
+/// Signals with a usual name, by Linux numbers on the supported machines.
 const NAMES: [(&str, u8); 23] = [
     ("HUP", 1),
     ("INT", 2),
@@ -30,7 +30,7 @@ const NAMES: [(&str, u8); 23] = [
 /// The last signal that has a name.
 const NUMBER_MAX: u8 = 31;
 
-/// The number of a signal that somebody names: `USR1`, `SIGUSR1`, `sigusr1` or `10`.
+/// The number of a signal: `USR1`, `SIGUSR1`, `sigusr1` or `10`.
 pub fn number(text: &str) -> Option<u8> {
     if let Ok(number) = text.parse::<u8>() {
         return (1..=NUMBER_MAX).contains(&number).then_some(number);

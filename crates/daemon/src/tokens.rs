@@ -1,9 +1,7 @@
-//! Tokens as whoever lets callers in sees them: by the hash of the secret, and only those that
-//! are durable.
+//! Durable tokens by the hash of their secret, for the listener that lets callers in.
 //!
-//! The loop puts a token in when the disk has it, and takes it out when the disk has its end; no
-//! request waits for the loop to learn who sent it. When a token was last used is kept here and
-//! nowhere else.
+//! The loop adds a token when the disk has it, and removes it when the disk has its end; no request waits for the loop
+//! to learn its sender. When a token was last used is kept here and nowhere else.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +14,7 @@ use sublet_core::token::{Token, TokenHash};
 #[derive(Clone, Debug, Default)]
 pub struct TokenTable(Arc<RwLock<HashMap<TokenHash, Arc<KnownToken>>>>);
 
-/// A token, and what is known of it here.
+/// A token, and its last use.
 #[derive(Debug)]
 pub struct KnownToken {
     /// The token.
@@ -26,21 +24,21 @@ pub struct KnownToken {
 }
 
 impl KnownToken {
-    /// Whether it may be used now.
+    /// True if it may be used now.
     pub fn is_good(&self, wall_us: u64) -> bool {
         !self.revoked.load(Ordering::Acquire) && !self.token.is_expired(wall_us)
     }
 
-    /// It is used now.
+    /// Notes a use.
     pub fn note_use(&self, wall_us: u64) {
         self.used_wall_us.fetch_max(wall_us, Ordering::Relaxed);
     }
 }
 
 impl TokenTable {
-    /// Takes in what the disk has, and forgets everything else.
-    pub fn fill(&self, rows: &Rows) {
-        // A lock that is poisoned lets nobody in.
+    /// Replaces all tokens by what the disk has.
+    pub fn replace_all(&self, rows: &Rows) {
+        // With a poisoned lock no caller is let in.
         let Ok(mut known) = self.0.write() else { return };
         known.retain(|_, known| {
             let stays = rows.tokens.get(&known.token.id) == Some(&known.token);
@@ -52,14 +50,14 @@ impl TokenTable {
         }
     }
 
-    /// A token is good from now on.
-    pub fn enter(&self, token: Token) {
+    /// Adds a token.
+    pub fn add(&self, token: Token) {
         if let Ok(mut known) = self.0.write() {
             known.insert(token.hash, new(token));
         }
     }
 
-    /// A token is good for nothing from now on.
+    /// Removes a token.
     pub fn revoke(&self, id: TokenId) {
         if let Ok(mut known) = self.0.write() {
             known.retain(|_, known| {
@@ -75,7 +73,7 @@ impl TokenTable {
         self.0.read().ok()?.get(hash).cloned()
     }
 
-    /// When tokens were last used, µs since 1970; those that were not are left out.
+    /// When tokens were last used, in µs since 1970; unused ones are left out.
     pub fn last_uses(&self) -> HashMap<TokenId, u64> {
         let Ok(known) = self.0.read() else { return HashMap::new() };
         let used = |known: &Arc<KnownToken>| (known.token.id, known.used_wall_us.load(Ordering::Relaxed));
@@ -106,10 +104,10 @@ mod tests {
     }
 
     #[test]
-    fn whoever_holds_on_to_a_token_learns_that_it_was_revoked_or_expired() {
+    fn a_held_token_shows_that_it_was_revoked_or_expired() {
         let tokens = TokenTable::default();
-        tokens.enter(token(1, None));
-        tokens.enter(token(2, Some(10)));
+        tokens.add(token(1, None));
+        tokens.add(token(2, Some(10)));
         let (one, two) = (tokens.find(&TokenHash([1; 32])).unwrap(), tokens.find(&TokenHash([2; 32])).unwrap());
         assert!(one.is_good(99) && two.is_good(9) && !two.is_good(10));
         tokens.revoke(TokenId(1));
@@ -118,15 +116,15 @@ mod tests {
     }
 
     #[test]
-    fn a_rebuilt_state_keeps_what_the_disk_has_and_when_it_was_used() {
+    fn a_rebuilt_state_keeps_durable_tokens_and_their_last_use() {
         let tokens = TokenTable::default();
         let mut rows = Rows::default();
         rows.tokens.insert(TokenId(1), token(1, None));
-        tokens.fill(&rows);
-        tokens.enter(token(2, None));
+        tokens.replace_all(&rows);
+        tokens.add(token(2, None));
         tokens.find(&TokenHash([1; 32])).unwrap().note_use(7);
         let lost = tokens.find(&TokenHash([2; 32])).unwrap();
-        tokens.fill(&rows);
+        tokens.replace_all(&rows);
         assert!(!lost.is_good(0) && tokens.find(&TokenHash([2; 32])).is_none());
         assert_eq!(tokens.last_uses(), HashMap::from([(TokenId(1), 7)]));
     }

@@ -1,17 +1,22 @@
-//! Strangers as clients see them: what is known of them, and what happens next.
+//! Unleased processes as clients see them: what is known of them, and what happens next.
 
 use crate::signals;
 use crate::user_directory::tenant_of;
 use crate::view::{self, View};
-use sublet_core::decide::{enforce, find};
+use sublet_core::decide::find;
 use sublet_core::event::Caller;
+use sublet_core::policy::enforcement;
 use sublet_core::unleased::{Mode, NextStep, Rule, RuleAction, RuleSubject, UnleasedProcess, UnleasedStep};
 use sublet_wire as wire;
 
 impl View<'_> {
-    /// Those that a caller may know of, and that a rule would be about if one is given, as they are, or as they
-    /// would be in this mode.
-    pub fn strangers(&self, by: &Caller, mode: Option<Mode>, who: Option<&RuleSubject>) -> wire::UnleasedProcesses {
+    /// Those that a caller may see and that a rule would be about if one is given; with a mode, as they would be in it.
+    pub fn unleased_processes(
+        &self,
+        by: &Caller,
+        mode: Option<Mode>,
+        who: Option<&RuleSubject>,
+    ) -> wire::UnleasedProcesses {
         let rows = self.state.rows();
         let is_meant = |stranger: &&UnleasedProcess| who.is_none_or(|who| who.matches(&stranger.audit));
         let shown = rows.unleased.values().filter(|stranger| may_see(by, stranger)).filter(is_meant);
@@ -19,7 +24,7 @@ impl View<'_> {
         let rules = rows.rules.values().filter(|_| by.operator);
         let can = self.state.self_test();
         wire::UnleasedProcesses {
-            processes: shown.map(|stranger| self.stranger(by, stranger, mode)).collect(),
+            processes: shown.map(|stranger| self.shown_process(by, stranger, mode)).collect(),
             modes: modes
                 .map(|card| wire::GpuMode {
                     index: card.facts.index,
@@ -33,9 +38,9 @@ impl View<'_> {
         }
     }
 
-    fn stranger(&self, by: &Caller, stranger: &UnleasedProcess, mode: Option<Mode>) -> wire::UnleasedProcess {
+    fn shown_process(&self, by: &Caller, stranger: &UnleasedProcess, mode: Option<Mode>) -> wire::UnleasedProcess {
         let audit = &stranger.audit;
-        let residence = enforce::residence(self.state, stranger, self.now);
+        let residence = enforcement::residence(self.state, stranger, self.now);
         let bytes = residence.as_ref().and_then(|(on, _)| on.iter().map(|(_, bytes)| bytes.map(|b| b.0)).sum());
         let cards =
             residence.map_or_else(|| stranger.gpus.clone(), |(on, _)| on.iter().map(|(card, _)| *card).collect());
@@ -72,7 +77,7 @@ impl View<'_> {
             unreadable: audit.unread.clone(),
         };
         let left = |at: sublet_core::units::Time| Some(at.since(self.now).as_secs_f64());
-        match enforce::next_step(self.state, stranger, mode, self.now) {
+        match enforcement::next_step(self.state, stranger, mode, self.now) {
             NextStep::Nothing => {}
             NextStep::Exempt(why) => (shown.next, shown.why) = (wire::NextStep::Exempt, Some(why.to_string())),
             NextStep::Adopt(at) => (shown.next, shown.next_in_s) = (wire::NextStep::Adopted, left(at)),
@@ -89,9 +94,9 @@ impl View<'_> {
     }
 }
 
-/// Whether a caller may know of a stranger: an operator of all, a local user of its own.
+/// True if a caller may see an unleased process: an operator all, a local user its own.
 pub(crate) fn may_see(by: &Caller, stranger: &UnleasedProcess) -> bool {
-    by.operator || (by.token.is_none() && enforce::tenant_of(&stranger.audit) == by.tenant)
+    by.operator || (by.token.is_none() && stranger.audit.tenant_name() == by.tenant)
 }
 
 /// A rule as clients see it.

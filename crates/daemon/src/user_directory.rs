@@ -1,9 +1,9 @@
-//! Users as the host's directory knows them: their names, for people, and their groups, which
-//! must not depend on what process calls.
+//! The host's user directory: names of users, for people, and their groups, which must not depend on the process that
+//! calls.
 //!
-//! Looking one up can take seconds (LDAP). A few threads of its own do that and nothing else;
-//! everybody else reads what is known, and waits if it must. What is known is looked up again
-//! after some minutes and when the configuration was read anew, and counts until then.
+//! Looking one up can take seconds (LDAP). A few threads of its own do only that; all other threads read what is known,
+//! and wait if they must. What is known is looked up again after some minutes and after a reload of the configuration,
+//! and counts until then.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -13,22 +13,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// So many users are looked up at a time: one that takes long must not hold up all others.
+/// How many users are looked up at a time: one that takes long must not hold up all others.
 const THREADS: usize = 4;
-/// After this a user is looked up again: nobody waits longer for a change to take effect.
+/// After this time a user is looked up again, so a change takes effect within it.
 const OLD: Duration = Duration::from_secs(300);
-/// The same for whom the directory does not know: it may have been away.
+/// The same for a user that the directory does not know: it may have been away.
 const OLD_UNKNOWN: Duration = Duration::from_secs(30);
 
-/// How long anybody waits for a name: it is for people, and comes later.
+/// The longest wait for a name: names are for people, and may come later.
 pub const FOR_A_NAME: Duration = Duration::from_millis(50);
 
-/// What a directory says of a user.
+/// What a directory says about a user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FoundUser {
     /// Its name, if there is such a user.
     pub name: Option<String>,
-    /// All of its groups, if they can be told.
+    /// All of its groups, if they are known.
     pub gids: Option<Vec<u32>>,
 }
 
@@ -40,11 +40,11 @@ struct DirectoryCache {
     known: RwLock<HashMap<u32, KnownUser>>,
     pending: Mutex<HashSet<u32>>,
     asks: mpsc::Sender<u32>,
-    /// Says that somebody was looked up.
+    /// Signalled when a user was looked up.
     told: watch::Sender<()>,
-    /// Grows when something may follow from what is known that did not before.
+    /// Grows when more may follow from what is known.
     generation: AtomicU64,
-    /// Grows when nothing that is known is to be trusted for long any more.
+    /// Grows when what is known must be looked up again.
     round: AtomicU64,
 }
 
@@ -68,7 +68,7 @@ impl UserDirectory {
         UserDirectory::of_directory(look_up)
     }
 
-    /// Users of any directory; `look_up` may block.
+    /// Users of another directory; `look_up` may block.
     pub fn of_directory(look_up: impl Fn(u32) -> FoundUser + Clone + Send + 'static) -> io::Result<UserDirectory> {
         let (asks, inbox) = mpsc::channel();
         let inside = Arc::new(DirectoryCache {
@@ -81,7 +81,7 @@ impl UserDirectory {
         });
         let inbox = Arc::new(Mutex::new(inbox));
         for _ in 0..THREADS {
-            // Held weakly: the threads end when nobody can ask any more.
+            // Held weakly: the threads end when the directory is dropped.
             let (inside, inbox, look_up) = (Arc::downgrade(&inside), Arc::clone(&inbox), look_up.clone());
             let work = move || answer(&inside, &inbox, &look_up);
             thread::Builder::new().name("sublet-names".to_owned()).spawn(work)?;
@@ -95,13 +95,13 @@ impl UserDirectory {
         name.unwrap_or_else(|| tenant.to_owned())
     }
 
-    /// Grows whenever a [peer](crate::peer::Peer) may have become another.
+    /// Grows whenever a [peer](crate::peer::Peer) may have changed.
     pub fn generation(&self) -> u64 {
         self.0.generation.load(Ordering::Acquire)
     }
 
-    /// Everybody is to be looked up again, and whatever follows from it to be made anew.
-    pub fn doubt(&self) {
+    /// Looks up all users again, and makes all that follows from it anew.
+    pub fn expire_all(&self) {
         self.0.round.fetch_add(1, Ordering::AcqRel);
         self.0.generation.fetch_add(1, Ordering::AcqRel);
     }
@@ -113,12 +113,12 @@ impl UserDirectory {
         }
         let mut pending = self.0.pending.lock().unwrap_or_else(PoisonError::into_inner);
         if pending.insert(uid) {
-            // The threads live as long as whoever can ask.
+            // The threads live as long as the directory.
             let _ = self.0.asks.send(uid);
         }
     }
 
-    /// The groups that are known of a user, of whatever age.
+    /// The known groups of a user, of any age.
     pub fn groups(&self, uid: u32) -> Option<Arc<[u32]>> {
         self.0.known.read().ok()?.get(&uid)?.gids.clone()
     }
@@ -132,15 +132,15 @@ impl UserDirectory {
                 if told.changed().await.is_err() {
                     return;
                 }
-                // It may have been looked up just before the configuration was read anew.
+                // It may have been looked up just before the reload.
                 self.ask(uid);
             }
         };
-        // Whoever waited in vain goes on with what there is.
+        // After a wait in vain the old answer counts.
         let _ = tokio::time::timeout(patience, looked_up).await;
     }
 
-    /// The same for several users' names, which nobody waits for long.
+    /// The same for the names of several users, with a short wait.
     pub async fn wait_for_names(&self, uids: impl IntoIterator<Item = u32>) {
         let until = tokio::time::Instant::now() + FOR_A_NAME;
         let uids: Vec<u32> = uids.into_iter().inspect(|uid| self.ask(*uid)).collect();
@@ -176,7 +176,7 @@ impl DirectoryCache {
         if let Ok(mut known) = self.known.write() {
             let before = known.remove(&uid);
             let groups_before = before.as_ref().and_then(|before| before.gids.clone());
-            // Whom the directory does not know now it may know again: a user never loses groups by that.
+            // The directory may know this user again later: a user never loses groups by that.
             let gids = found.gids.map(Arc::from).filter(|_| found.name.is_some() || groups_before.is_none());
             let gids = gids.or_else(|| groups_before.clone());
             let name = found.name.or_else(|| before.and_then(|before| before.name));
@@ -192,7 +192,7 @@ impl DirectoryCache {
 
 /// What this host's directory says.
 fn look_up(uid: u32) -> FoundUser {
-    // A user without a name, as in a container, has no groups but those the kernel knows.
+    // A user without a name, as in a container, has only the groups that the kernel knows.
     let Some(user) = uzers::get_user_by_uid(uid) else { return FoundUser { name: None, gids: Some(Vec::new()) } };
     let gids = uzers::get_user_groups(user.name(), user.primary_group_id())
         .map(|groups| groups.iter().map(uzers::Group::gid).chain([user.primary_group_id()]).collect());
@@ -219,7 +219,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
     }
 
-    /// A directory that says what is put there, when it is put there.
+    /// A directory that a test fills step by step.
     fn slow() -> (mpsc::Sender<FoundUser>, UserDirectory) {
         let (say, answers) = mpsc::channel();
         let answers = Arc::new(Mutex::new(answers));
@@ -232,16 +232,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_counts_until_something_else_is_and_then_everybody_learns_it() {
+    fn a_known_answer_counts_until_a_newer_one_changes_the_generation() {
         let (say, names) = slow();
         runtime().block_on(async {
             names.wait(5, Duration::from_millis(1)).await;
-            assert_eq!((names.groups(5), names.of("uid:5").as_str()), (None, "uid:5"), "nobody was told yet");
+            assert_eq!((names.groups(5), names.of("uid:5").as_str()), (None, "uid:5"), "no name is known yet");
             say.send(ana(&[7])).unwrap();
             names.wait(5, LONG).await;
             assert_eq!((names.groups(5).as_deref(), names.of("uid:5").as_str()), (Some(&[7][..]), "ana"));
             let generation = names.generation();
-            names.doubt();
+            names.expire_all();
             assert!(names.generation() > generation, "a reload makes everybody anew");
             names.wait(5, Duration::from_millis(1)).await;
             assert_eq!(names.groups(5).as_deref(), Some(&[7][..]), "until there is an answer the old one counts");
@@ -254,12 +254,12 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_away_takes_no_groups_from_anybody() {
+    fn users_keep_their_groups_while_the_directory_is_away() {
         let (say, names) = slow();
         runtime().block_on(async {
             for found in [ana(&[7]), FoundUser { name: None, gids: Some(Vec::new()) }, FoundUser::default()] {
                 say.send(found).unwrap();
-                names.doubt();
+                names.expire_all();
                 names.wait(5, LONG).await;
                 assert_eq!((names.groups(5).as_deref(), names.of("uid:5").as_str()), (Some(&[7][..]), "ana"));
             }
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_who_takes_long_does_not_hold_up_another() {
+    fn a_slow_look_up_does_not_delay_other_users() {
         let (say, answers) = mpsc::channel::<()>();
         let answers = Arc::new(Mutex::new(answers));
         let names = UserDirectory::of_directory(move |uid| {

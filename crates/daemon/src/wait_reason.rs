@@ -15,12 +15,12 @@ use crate::view::View;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::audit::Audit;
-use sublet_core::decide::enforce;
-use sublet_core::decide::preempt::{self, RoomPlan};
 use sublet_core::event::{Caller, Refusal};
-use sublet_core::explain::{self, WaitReason};
 use sublet_core::ids::{GpuId, LeaseId, TenantId};
-use sublet_core::quota;
+use sublet_core::policy::enforcement;
+use sublet_core::policy::explain::{self, WaitReason};
+use sublet_core::policy::quota;
+use sublet_core::policy::room_plan::{self, RoomPlan};
 use sublet_core::reading::{Reading, Resident};
 use sublet_core::request::Exclusivity;
 use sublet_core::room::ReadingFault;
@@ -79,7 +79,7 @@ struct UnleasedUse {
 /// What ends an unleased process's use of the GPU.
 #[derive(Debug, PartialEq, Eq)]
 enum ExpectedEnd {
-    /// The daemon does, soon, or is about to find out who it is.
+    /// The daemon does, soon, or is about to find its user.
     InSight,
     /// A lease for it, by `sublet adopt PID`; `by_mode`: mode `adopt` would give it one too.
     Adopt { pid: u32, user: String, is_own: bool, by_mode: bool },
@@ -131,7 +131,7 @@ impl View<'_> {
         if place > PLANNED_MAX {
             return None;
         }
-        match preempt::room_plan(self.state, lease, self.now)?.0 {
+        match room_plan::room_plan(self.state, lease, self.now)?.0 {
             RoomPlan::Ram { need, room } => Some(messages::lacking_space(self.state, need, room)),
             _ => None,
         }
@@ -203,7 +203,7 @@ impl View<'_> {
         let mut of_user: BTreeMap<Option<TenantId>, BlockingUsers> = BTreeMap::new();
         for (id, bytes) in claims {
             let Some(lease) = self.state.lease(id) else { continue };
-            let is_known = self.sees_all(by) || self.mine(by, lease.tenant);
+            let is_known = self.sees_all(by) || self.is_own(by, lease.tenant);
             let held = of_user.entry(is_known.then_some(lease.tenant)).or_default();
             held.bytes = held.bytes + bytes;
             held.ids.extend(self.id_for(by, lease));
@@ -272,7 +272,7 @@ impl View<'_> {
             return UnleasedUse { bytes, text, end: ExpectedEnd::User(user) };
         }
         let left = |at: Time| span::show(at.since(self.now).as_secs_f64().max(1.0));
-        let soon = match enforce::next_step(self.state, row, None, self.now) {
+        let soon = match enforcement::next_step(self.state, row, None, self.now) {
             NextStep::Nothing | NextStep::Exempt(_) | NextStep::Warn | NextStep::Survived => None,
             NextStep::Adopt(at) => Some(format!("gets one in {}", left(at))),
             NextStep::Parking(_) => Some("is being parked".to_owned()),
@@ -287,11 +287,11 @@ impl View<'_> {
         UnleasedUse { bytes, text: format!("{process} without a lease and {soon}"), end: ExpectedEnd::InSight }
     }
 
-    /// True if mode `adopt` would give a process a lease: those of users that made a request before, where the driver tells
-    /// whose bytes are whose. Before that was tried, setting the mode tries it.
+    /// True if mode `adopt` would give a process a lease: those of users that made a request before, where the driver
+    /// tells the bytes of single processes. Before that was tried, setting the mode tries it.
     fn is_adopted_by_mode(&self, row: &UnleasedProcess) -> bool {
         let state = self.state;
-        match enforce::next_step(state, row, Some(Mode::Adopt), self.now) {
+        match enforcement::next_step(state, row, Some(Mode::Adopt), self.now) {
             NextStep::Adopt(_) => true,
             NextStep::Exempt(Exemption::CannotEnforce(_)) => state.self_test().is_none(),
             _ => false,
@@ -344,7 +344,7 @@ impl BlockingLeases {
         (!told.is_empty()).then(|| told.join(", "))
     }
 
-    /// What can be done about unleased processes whose use has no end; `None` if the wait ends without that.
+    /// What can be done about unleased processes that show no end; `None` if the wait ends without that.
     fn ways_out(&self, by: &Caller, index: u32, suffice: impl Fn(Bytes) -> bool) -> Option<String> {
         let endless: Vec<&UnleasedUse> =
             self.unleased.iter().filter(|process| process.end != ExpectedEnd::InSight).collect();
@@ -432,7 +432,7 @@ mod tests {
         UnleasedUse { bytes, text, end }
     }
 
-    /// What a user reads who lacks so much.
+    /// What a user reads that lacks these bytes.
     fn check(blockers: &BlockingLeases, missing_gib: u64, by: &Caller, expected: &str) {
         let suffice = |bytes: Bytes| bytes >= Bytes::gib(missing_gib);
         let told = [blockers.named(suffice), blockers.ways_out(by, 0, suffice)];
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_of_unknown_size_comes_first_and_nothing_else_is_blamed_for_its_bytes() {
+    fn a_process_of_unknown_size_is_named_first_and_its_bytes_are_not_blamed_on_others() {
         let blockers = BlockingLeases {
             leased: vec![leased(4, "ann holds 4 GiB")],
             unleased: vec![process(None, 7, "me", false), process(Some(Bytes::gib(1)), 8, "ben", false)],
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_user_can_free_is_named_where_the_others_do_not_suffice() {
+    fn bytes_that_no_user_can_free_are_named_if_all_others_do_not_suffice() {
         let blockers = BlockingLeases {
             leased: vec![leased(4, "ann holds 4 GiB")],
             parked: Bytes::gib(1),

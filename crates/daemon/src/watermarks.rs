@@ -1,16 +1,16 @@
-//! How far epochs went, beside the journal: a backup that is put back knows less than was handed out, and a
-//! clock that was set back does not know either.
+//! The highest fences and lease numbers handed out, beside the journal: a restored backup knows less than was handed
+//! out, and a clock that was set back does not know either.
 //!
 //! ```text
-//!   start:  floor = the larger of the wall clock (µs) and the mark;  mark = floor + AHEAD
-//!   later:  the mark moves on before the epochs come near it
+//!   start:  floor = the larger of the wall clock (µs) and the watermark;  watermark = floor + AHEAD
+//!   later:  the watermark moves on before the fences come near it
 //! ```
-//! Beside it is another mark for the numbers of leases, so that none is used again either. Those are for people, and
-//! shall have no large holes: that mark is a little ahead, it moves before a number beyond it leaves, and whoever
-//! stops in peace puts it back to where the numbers are.
+//! Beside it is a watermark for the numbers of leases, so that none is used again either. People read those, and they
+//! shall have no large holes: that watermark is a little ahead, it moves before a number beyond it leaves, and a daemon
+//! that stops in order puts it back to where the numbers are.
 //!
-//! The marks are written in two places by turns, where they stand: a full disk has room for them, and a power cut
-//! spoils one of them at most.
+//! The watermarks are written to two places in turn, without moving them: a full disk has room for them, and a power
+//! cut spoils at most one.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,46 +20,47 @@ use sublet_core::ids::Fence;
 
 /// The file in the state directory.
 const NAME: &str = "epochs";
-/// So many grants fit before the mark moves: as many as the wall clock has microseconds in nine minutes.
+/// Grants before the watermark moves: the microseconds in 9 minutes of the wall clock.
 const AHEAD: u64 = 1 << 29;
-/// Digits of the largest number there is.
+/// Digits of the largest number.
 const DIGITS: usize = 20;
-/// Where the two places are: in sectors of their own.
+/// The two places: in sectors of their own.
 const PLACES: [u64; 2] = [0, 4096];
 
-/// A name that leads elsewhere is not followed.
+/// A symbolic link is not followed.
 const NOFOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
 
-/// So far the mark of leases is ahead at least. A crash leaves a hole of that size, and a write comes once in so many.
+/// The watermark of leases is ahead by at least this. A crash leaves a hole of that size, and it is written once in
+/// this many leases.
 const LEASES_LEAST: u64 = 64;
-/// And at most, of a service that has handed out as many since it started.
+/// And by at most this, in a service that has handed out as many since its start.
 const LEASES_MOST: u64 = 1 << 16;
 
 /// The least numbers that were never handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatermarkFloor {
-    /// Of epochs.
+    /// Of fences.
     pub epoch: Fence,
     /// Of leases.
     pub lease: u64,
 }
 
-/// The marks.
+/// The watermarks.
 #[derive(Debug)]
 pub struct Watermarks {
     file: File,
     mark: u64,
-    /// All numbers of leases that were handed out are below this.
+    /// All lease numbers that were handed out are below this.
     leases: u64,
-    /// Where those began.
+    /// The first lease number of this daemon.
     first_lease: u64,
-    /// Where the next marks are written.
+    /// The place of the next write.
     next: usize,
 }
 
 impl Watermarks {
-    /// The least numbers that were never handed out, and the marks from here on.
-    pub fn begin(dir: &Path, wall_us: u64) -> io::Result<(Watermarks, WatermarkFloor)> {
+    /// Opens the watermarks; returns the least numbers that were never handed out.
+    pub fn open(dir: &Path, wall_us: u64) -> io::Result<(Watermarks, WatermarkFloor)> {
         let path = dir.join(NAME);
         let open = |path: &Path| OpenOptions::new().read(true).write(true).custom_flags(NOFOLLOW).open(path);
         let file = match open(&path) {
@@ -81,7 +82,7 @@ impl Watermarks {
         Ok((epochs, WatermarkFloor { epoch: Fence(epoch), lease }))
     }
 
-    /// Keeps the mark ahead of the next epoch.
+    /// Keeps the watermark ahead of the next fence.
     pub fn keep_ahead(&mut self, next: Fence) -> io::Result<()> {
         if next.0.saturating_add(AHEAD / 2) <= self.mark {
             return Ok(());
@@ -89,7 +90,7 @@ impl Watermarks {
         self.move_to(next.0.saturating_add(AHEAD), self.leases)
     }
 
-    /// Keeps the mark of leases ahead of all numbers that leave: `next` is the first that does not.
+    /// Keeps the watermark of leases ahead of all numbers that leave: `next` is the first that does not.
     pub fn keep_leases_ahead(&mut self, next: u64) -> io::Result<()> {
         if next <= self.leases {
             return Ok(());
@@ -97,12 +98,12 @@ impl Watermarks {
         let ahead = next.saturating_sub(self.first_lease).clamp(LEASES_LEAST, LEASES_MOST);
         let leases = next.saturating_add(ahead);
         let moved = self.move_to(self.mark, leases);
-        // Also where it failed: it is tried again when so many more were handed out.
+        // Also after a failure: it is tried again after as many more.
         self.leases = leases;
         moved
     }
 
-    /// The last word of a service that stops: there is no hole in the numbers of leases.
+    /// The last write of a daemon that stops: it leaves no hole in the numbers of leases.
     pub fn close(&mut self, next_lease: u64) -> io::Result<()> {
         PLACES.iter().try_for_each(|_| self.move_to(self.mark, next_lease))
     }
@@ -115,10 +116,10 @@ impl Watermarks {
     }
 }
 
-/// The file is there with both of its marks, or not at all.
+/// Makes the file with both watermarks, or not at all.
 fn make(dir: &Path) -> io::Result<()> {
     let new = dir.join("epochs.new");
-    // One that was left over may be somebody else's, or lead elsewhere.
+    // One that was left over may be another user's, or a link.
     let _ = std::fs::remove_file(&new);
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(NOFOLLOW).open(&new)?;
     PLACES.into_iter().try_for_each(|place| file.write_all_at(text(0, 0).as_bytes(), place))?;
@@ -131,7 +132,7 @@ fn text(mark: u64, leases: u64) -> String {
     format!("{mark:0DIGITS$}\n{leases:0DIGITS$}\n")
 }
 
-/// The marks in a place. Releases that knew of epochs only wrote nothing behind theirs.
+/// The watermarks in a place. Releases that knew only fences wrote nothing behind theirs.
 fn read(file: &File, place: u64) -> Option<(u64, u64)> {
     let number = |at: u64| {
         let mut bytes = [0; DIGITS + 1];
@@ -151,10 +152,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_was_set_back_hands_out_no_epoch_twice() {
+    fn no_fence_is_handed_out_twice_after_the_clock_was_set_back() {
         let dir = tempfile::tempdir().unwrap();
         let begin =
-            |wall_us| Watermarks::begin(dir.path(), wall_us).map(|(epochs, floor)| (epochs, floor.epoch)).unwrap();
+            |wall_us| Watermarks::open(dir.path(), wall_us).map(|(epochs, floor)| (epochs, floor.epoch)).unwrap();
         let (_, first) = begin(1_000_000_000_000_000);
         assert_eq!(first, Fence(1_000_000_000_000_000));
         let (mut epochs, second) = begin(5);
@@ -167,9 +168,9 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_leases_grow_over_a_crash_and_have_no_hole_after_a_stop() {
+    fn lease_numbers_grow_over_a_crash_and_have_no_hole_after_a_stop() {
         let dir = tempfile::tempdir().unwrap();
-        let begin = || Watermarks::begin(dir.path(), 5).map(|(epochs, floor)| (epochs, floor.lease)).unwrap();
+        let begin = || Watermarks::open(dir.path(), 5).map(|(epochs, floor)| (epochs, floor.lease)).unwrap();
         let (mut epochs, first) = begin();
         assert_eq!(first, 0);
         epochs.keep_leases_ahead(22).unwrap();
@@ -182,41 +183,41 @@ mod tests {
         epochs.close(90).unwrap();
         let (mut epochs, next) = begin();
         assert_eq!(next, 90);
-        // Whoever hands out many is ahead by as many, and writes seldom.
+        // A service that hands out many is ahead by as many, and writes seldom.
         epochs.keep_leases_ahead(10_090).unwrap();
         assert_eq!(begin().1, 20_090);
     }
 
     #[test]
-    fn a_file_of_an_earlier_release_has_no_word_about_leases() {
+    fn a_file_of_an_earlier_release_has_no_lease_watermark() {
         let dir = tempfile::tempdir().unwrap();
         let mut old = vec![0; 4096 + DIGITS + 1];
         for place in PLACES {
             old[place as usize..][..DIGITS + 1].copy_from_slice(format!("{:0DIGITS$}\n", 77).as_bytes());
         }
         std::fs::write(dir.path().join(NAME), old).unwrap();
-        assert_eq!(Watermarks::begin(dir.path(), 5).unwrap().1, WatermarkFloor { epoch: Fence(77), lease: 0 });
+        assert_eq!(Watermarks::open(dir.path(), 5).unwrap().1, WatermarkFloor { epoch: Fence(77), lease: 0 });
     }
 
     #[test]
-    fn a_name_that_leads_elsewhere_is_not_written_through() {
+    fn a_symbolic_link_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let precious = dir.path().join("precious");
         std::fs::write(&precious, "precious").unwrap();
         std::os::unix::fs::symlink(&precious, dir.path().join("epochs.new")).unwrap();
-        Watermarks::begin(dir.path(), 5).unwrap();
+        Watermarks::open(dir.path(), 5).unwrap();
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
         assert!(dir.path().join(NAME).symlink_metadata().unwrap().is_file());
         std::fs::remove_file(dir.path().join(NAME)).unwrap();
         std::os::unix::fs::symlink(&precious, dir.path().join(NAME)).unwrap();
-        Watermarks::begin(dir.path(), 5).unwrap_err();
+        Watermarks::open(dir.path(), 5).unwrap_err();
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
     }
 
     #[test]
-    fn a_mark_that_a_power_cut_spoiled_is_found_in_its_other_place() {
+    fn a_spoiled_watermark_is_read_from_its_other_place() {
         let dir = tempfile::tempdir().unwrap();
-        let begin = || Watermarks::begin(dir.path(), 5).unwrap();
+        let begin = || Watermarks::open(dir.path(), 5).unwrap();
         let (_, _, (newest, _)) = (begin(), begin(), begin());
         let (path, file) = (dir.path().join(NAME), newest.file.try_clone().unwrap());
         let before = std::fs::read(&path).unwrap();
@@ -227,7 +228,7 @@ mod tests {
             file.write_all_at(&before, 0).unwrap();
         }
         PLACES.into_iter().for_each(|place| file.write_all_at(b"00x", place).unwrap());
-        let error = Watermarks::begin(dir.path(), 5).unwrap_err();
+        let error = Watermarks::open(dir.path(), 5).unwrap_err();
         assert!(error.to_string().contains("damaged"), "unknown is not zero: {error}");
     }
 }

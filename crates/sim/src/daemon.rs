@@ -106,7 +106,7 @@ impl Sim<'_> {
         let ask = matches!(call.event, Event::Lease(LeaseEvent::Requested { .. }));
         let answer = self.take(call.by, call.event)?;
         let fact = match &answer {
-            EventAnswer::Lease(lease) => self.checker.fact(*lease),
+            EventAnswer::Lease(lease) => self.checker.answered_fact(*lease),
             _ => None,
         };
         if let Some(daemon) = &mut self.daemon {
@@ -132,19 +132,19 @@ impl Sim<'_> {
         let now = self.now();
         let Some(daemon) = &mut self.daemon else { return Ok(EventAnswer::Done) };
         self.story.step.set(self.story.step.get() + 1);
-        self.story.say(|| format!("{now} {event:?}"));
+        self.story.add(|| format!("{now} {event:?}"));
         self.checker.before(now, &event);
         let taken = daemon.engine.take(now, self.wall_us, &self.actors[actor], event);
-        if self.story.most > 0 {
-            taken.actions.iter().for_each(|action| self.story.say(|| format!("    {action:?}")));
+        if self.story.lines_max > 0 {
+            taken.actions.iter().for_each(|action| self.story.add(|| format!("    {action:?}")));
             if taken.answer != EventAnswer::Done {
-                self.story.say(|| format!("    = {:?}", taken.answer));
+                self.story.add(|| format!("    = {:?}", taken.answer));
             }
         }
         daemon.decided += taken.actions.len() as u64;
         self.checker.after(now, &taken.answer, &taken.actions, daemon.engine.state())?;
         if self.sabotage == Some(Sabotage::StrikeBeforeSync) {
-            taken.actions.iter().for_each(|action| self.aim(action, 0));
+            taken.actions.iter().for_each(|action| self.schedule_signal(action, 0));
         }
         if let Some(daemon) = &self.daemon
             && self.story.step.get().is_multiple_of(1_000)
@@ -213,7 +213,7 @@ impl Sim<'_> {
         else {
             return Ok(());
         };
-        self.story.say(|| format!("{} commit of {} entries: {fate:?}", self.now(), batch.entries.len()));
+        self.story.add(|| format!("{} commit of {} entries: {fate:?}", self.now(), batch.entries.len()));
         match fate {
             CommitFate::Synced => {
                 self.write(&batch)?;
@@ -267,18 +267,18 @@ impl Sim<'_> {
             let mut lossy = batch.clone();
             lossy.entries.pop();
             self.disk.write(&lossy);
-            return self.checker.committed(&lossy, &self.disk);
+            return self.checker.take_commit(&lossy, &self.disk);
         }
         self.disk.write(batch);
-        self.checker.committed(batch, &self.disk)
+        self.checker.take_commit(batch, &self.disk)
     }
 
     /// Answers leave the daemon.
     fn tell(&mut self, told: Vec<PendingAnswer>) -> Result<(), Violation> {
         for PendingAnswer { job, ask, answer, seq, fact } in told {
-            self.checker.acked(seq, fact)?;
+            self.checker.check_answered(seq, fact)?;
             if let Some(job) = job {
-                self.answered(job, ask, &answer);
+                self.take_answer(job, ask, &answer);
             }
         }
         Ok(())
@@ -295,22 +295,22 @@ impl Sim<'_> {
                 Action::Lease(LeaseAction::Grant { lease, gpus: cards, vram, fence: epoch, .. }) => {
                     let index = |card: &sublet_core::ids::GpuId| self.disk.rows.gpus[card.0 as usize].facts.index;
                     let cards = cards.iter().map(|card| index(card) as usize).collect();
-                    self.told_granted(*lease, *epoch, cards, *vram);
+                    self.note_granted(*lease, *epoch, cards, *vram);
                     self.wrap(*lease);
                     let roots = self.daemon.as_ref().and_then(|daemon| daemon.watch.get(lease)).cloned();
                     roots.unwrap_or_default().into_iter().for_each(|root| self.watch(*lease, root));
                 }
-                Action::Lease(LeaseAction::Enlarge { lease, vram, .. }) => self.told_grown(*lease, *vram),
-                Action::Lease(LeaseAction::End { lease, .. }) => self.told_ended(*lease),
+                Action::Lease(LeaseAction::Enlarge { lease, vram, .. }) => self.note_grown(*lease, *vram),
+                Action::Lease(LeaseAction::End { lease, .. }) => self.note_ended(*lease),
                 Action::Lease(LeaseAction::Queue { lease, root: Some(root), .. }) => self.watch(*lease, *root),
                 Action::Lease(LeaseAction::Bind { lease, process }) => self.watch(*lease, *process),
                 Action::Lease(LeaseAction::Signal { lease, signal, processes, .. }) => {
-                    self.deliver(*lease, *signal, processes)?
+                    self.deliver_signal(*lease, *signal, processes)?
                 }
                 Action::Unleased(UnleasedAction::Signal { .. })
                     if self.sabotage != Some(Sabotage::StrikeBeforeSync) =>
                 {
-                    self.aim(&entry.action, S / 5);
+                    self.schedule_signal(&entry.action, S / 5);
                 }
                 Action::Lease(LeaseAction::Retire { lease, .. }) => self.forget(*lease),
                 _ => {}
@@ -349,7 +349,7 @@ impl Sim<'_> {
                 touched.extend(before.filter(|before| *before != lease));
             }
         }
-        self.noticed(&touched);
+        self.schedule_member_reports(&touched);
     }
 
     /// Nobody is watched for a lease any more.
@@ -399,16 +399,16 @@ impl Sim<'_> {
 
     /// The daemon dies, alone or with its host.
     pub(crate) fn die(&mut self, host: bool) {
-        self.story.say(|| format!("{} the {} dies", self.now(), if host { "host" } else { "daemon" }));
+        self.story.add(|| format!("{} the {} dies", self.now(), if host { "host" } else { "daemon" }));
         self.daemon = None;
         self.life += 1;
         if host {
             self.world.reboot();
-            self.jobs.iter_mut().for_each(crate::jobs::SimJob::rebooted);
+            self.jobs.iter_mut().for_each(crate::jobs::SimJob::forget_host);
             for job in 0..self.jobs.len() as u32 {
-                if self.jobs[job as usize].stage == crate::jobs::JobStage::Idle {
+                if self.jobs[job as usize].stage == crate::jobs::JobStage::Pausing {
                     let delay = self.rng.within(S, 30 * S);
-                    self.alarm(job, delay);
+                    self.set_job_timer(job, delay);
                 }
             }
             self.boot += 1;
@@ -426,9 +426,9 @@ impl Sim<'_> {
             self.booted = self.boot;
         }
         self.begin();
-        self.checker.restarted(&self.disk)?;
-        self.lose_lines();
-        self.find_loss()?;
+        self.checker.take_restart(&self.disk)?;
+        self.lose_journal_lines();
+        self.report_loss()?;
         let epoch_floor = if self.rng.chance(100) { self.disk.rows.meta.next_fence.0 + 1_000 } else { 1 };
         let started = Event::Daemon(DaemonEvent::Started {
             boot: format!("boot-{}", self.boot),
@@ -442,12 +442,12 @@ impl Sim<'_> {
 
     /// A commit found the disk full: what was decided and not written never was.
     fn rebuild(&mut self) -> Result<(), Violation> {
-        self.story.say(|| format!("{} the state is rebuilt from the disk", self.now()));
+        self.story.add(|| format!("{} the state is rebuilt from the disk", self.now()));
         self.life += 1;
         self.begin();
-        self.checker.rebuilt(&self.disk)?;
+        self.checker.take_rebuild(&self.disk)?;
         self.take(self.callers.len(), Event::Daemon(DaemonEvent::DiskFilled))?;
-        self.find_loss()?;
+        self.report_loss()?;
         self.look_around()
     }
 
@@ -467,7 +467,7 @@ impl Sim<'_> {
     }
 
     fn look_around(&mut self) -> Result<(), Violation> {
-        self.take(self.callers.len(), Event::Gpu(GpuEvent::Listed(readings::list(&self.world))))?;
+        self.take(self.callers.len(), Event::Gpu(GpuEvent::Listed(readings::list_gpus(&self.world))))?;
         let bound: Vec<(LeaseId, Vec<ProcKey>)> = {
             let rows = self.disk.rows.leases.values();
             rows.filter(|lease| !lease.roots.is_empty()).map(|lease| (lease.id, lease.roots.clone())).collect()
@@ -475,17 +475,17 @@ impl Sim<'_> {
         for (lease, roots) in bound {
             roots.into_iter().for_each(|root| self.watch(lease, root));
         }
-        for card in 0..self.world.cards.len() as u16 {
+        for card in 0..self.world.gpus.len() as u16 {
             let delay = self.rng.below(S / 2);
-            self.timers.set(self.t + delay, Timer::Look(self.life, card));
+            self.timers.set(self.t + delay, Timer::BeginReading(self.life, card));
         }
         if self.parks() {
-            self.timers.set(self.t + S / 10, Timer::Ram(self.life));
+            self.timers.set(self.t + S / 10, Timer::ReadHostMemory(self.life));
         }
         self.wrappers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|lease| self.heed_soon(lease));
-        self.begin_vigil();
+        self.begin_unleased_monitor();
         self.timers.set(self.t, Timer::Tick(self.life));
-        self.timers.set(self.t + 20 * S, Timer::Relist(self.life));
+        self.timers.set(self.t + 20 * S, Timer::ListGpus(self.life));
         self.flush()
     }
 

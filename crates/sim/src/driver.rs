@@ -17,7 +17,9 @@ use crate::sim::Sim;
 use std::collections::BTreeMap;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::{MoverReport, all_keep_still, driver_may_have, may_restore};
+use sublet_core::movers::MoverReport;
+use sublet_core::policy::move_progress::{all_keep_still, driver_may_have};
+use sublet_core::policy::restore_room::may_restore;
 use sublet_core::rows::{Lease, ParkState, Phase};
 use sublet_core::units::{Bytes, Span};
 
@@ -73,10 +75,10 @@ impl WorldShape {
         self.habits.preempts &= depth.chance(600);
         self.policy.parking.preempt &= self.habits.preempts;
         self.policy.parking.context_after = Some(Span::secs(depth.pick(&[1, 1, 2, 5])));
-        self.jobs = self.jobs.min(depth.within(1, 2 * self.cards.len() as u64) as usize + 1);
-        self.vigil.awake &= depth.chance(200);
-        self.faults.strangers_s = if depth.chance(700) { 0 } else { self.faults.strangers_s.max(60) };
-        self.faults.looks = self.faults.looks.min(10);
+        self.jobs = self.jobs.min(depth.within(1, 2 * self.gpus.len() as u64) as usize + 1);
+        self.unleased.is_monitored &= depth.chance(200);
+        self.faults.unleased_s = if depth.chance(700) { 0 } else { self.faults.unleased_s.max(60) };
+        self.faults.failed_readings = self.faults.failed_readings.min(10);
         self.policy.parking.space = self.policy.parking.space.max(Bytes::gib(60));
     }
 }
@@ -88,13 +90,13 @@ impl Sim<'_> {
         if self.shape.habits.deep == 0 || !self.world.programs.contains_key(&library) {
             return;
         }
-        let knows = self.depth.chance(900);
+        let knows = self.rng_contexts.chance(900);
         if let Some(program) = self.world.programs.get_mut(&library) {
             program.depth.said = knows.then_some(false);
         }
-        if !self.world.programs.contains_key(&driver) && self.depth.chance(self.shape.habits.deep) {
-            let honest = self.calm || self.depth.chance(self.shape.habits.honest);
-            let temper = if honest { ShimBehaviour::Honest } else { self.depth.pick(&ODD) };
+        if !self.world.programs.contains_key(&driver) && self.rng_contexts.chance(self.shape.habits.deep) {
+            let honest = self.calm || self.rng_contexts.chance(self.shape.habits.honest);
+            let temper = if honest { ShimBehaviour::Honest } else { self.rng_contexts.pick(&ODD) };
             self.world.programs.insert(driver, SimProgram::new(temper));
         }
     }
@@ -235,7 +237,7 @@ impl Sim<'_> {
         let (processes, comes) =
             (away.processes.clone(), row.is_some_and(|row| matches!(row.phase, Phase::Resuming(..))));
         self.mind_after(leader, 3_000_000);
-        if comes && self.depth.chance(500) {
+        if comes && self.rng_contexts.chance(500) {
             // It was told otherwise in time.
             return;
         }
@@ -249,7 +251,7 @@ impl Sim<'_> {
             self.say(leader, MoverReport::Cannot(Some("it uses managed memory".to_owned())));
             return self.refuse(leader, "it uses managed memory");
         }
-        if (temper == ShimBehaviour::Refuses && odd) || (loud && self.depth.chance(500)) {
+        if (temper == ShimBehaviour::Refuses && odd) || (loud && self.rng_contexts.chance(500)) {
             return self.refuse(leader, "a call of its did not end");
         }
         let percent = match temper {
@@ -257,10 +259,10 @@ impl Sim<'_> {
             ShimBehaviour::Half => 50,
             _ => 100,
         };
-        let lost = !self.calm && !self.shape.habits.orderly && self.depth.chance(60);
+        let lost = !self.calm && !self.shape.habits.orderly && self.rng_contexts.chance(60);
         let here = |process: &ProcKey| self.driven(lease, *process).is_some_and(|program| program.away.is_none());
         let processes: Vec<ProcKey> = processes.into_iter().filter(here).collect();
-        self.deep.0 += u64::from(!processes.is_empty());
+        self.context_moves.0 += u64::from(!processes.is_empty());
         for process in processes.into_iter().map(|process| (process, Method::Driver)) {
             let (gone, all) = self.world.leave_cards(process, percent);
             if let Some(program) = self.world.programs.get_mut(&process) {
@@ -288,7 +290,7 @@ impl Sim<'_> {
     pub(crate) fn confess(&mut self) {
         let unsaid = self.world.programs.iter().filter(|(_, program)| program.depth.unsaid);
         for process in unsaid.map(|(process, _)| *process).collect::<Vec<_>>() {
-            if self.calm || self.depth.chance(300) {
+            if self.calm || self.rng_contexts.chance(300) {
                 let Some(program) = self.world.programs.get_mut(&process) else { continue };
                 program.depth.unsaid = false;
                 let parked = program.away.as_ref().map(|_| program.claims);
@@ -330,7 +332,8 @@ impl Sim<'_> {
         let processes: Vec<ProcKey> = processes.into_iter().filter(gone).collect();
         for process in processes {
             self.restore((process, Method::Driver))?;
-            self.deep.1 += u64::from(self.driven(lease, process).is_some_and(|program| program.away.is_none()));
+            self.context_moves.1 +=
+                u64::from(self.driven(lease, process).is_some_and(|program| program.away.is_none()));
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use sublet_core::event::Event;
 use sublet_core::facts::LeaseEvent;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::rows::Phase;
 use sublet_core::units::Bytes;
 
@@ -57,12 +57,12 @@ impl Sim<'_> {
                 HookBehaviour::Fails,
                 HookBehaviour::Dies,
             ];
-            let honest = self.calm || self.whim.chance(self.shape.habits.honest);
-            let temper = if honest { HookBehaviour::Honest } else { self.whim.pick(&odd) };
+            let honest = self.calm || self.rng_preemption.chance(self.shape.habits.honest);
+            let temper = if honest { HookBehaviour::Honest } else { self.rng_preemption.pick(&odd) };
             self.wrappers.insert(lease, SimWrapper { temper, away: None, runs: None, turn: 0, told: None });
-            if !self.calm && self.doom.chance(150) {
-                let delay = self.doom.within(S, 120 * S);
-                self.timers.set(self.t + delay, Timer::Orphan(lease.0));
+            if !self.calm && self.rng_wrappers.chance(150) {
+                let delay = self.rng_wrappers.within(S, 120 * S);
+                self.timers.set(self.t + delay, Timer::WrapperExits(lease.0));
             }
         }
     }
@@ -73,12 +73,12 @@ impl Sim<'_> {
         let Some(root) = root.filter(|_| !self.calm) else { return Ok(()) };
         let leases = self.world.exit_root(root);
         if !leases.is_empty() {
-            self.story.say(|| format!("{} the wrapper of {lease} dies alone", self.now()));
+            self.story.add(|| format!("{} the wrapper of {lease} dies alone", self.now()));
         }
         let rows = &self.disk.rows.leases;
         let its = |lease: &LeaseId| rows.get(lease).is_some_and(|row| row.roots.first() == Some(&root));
         self.wrappers.retain(|lease, _| !its(lease));
-        self.noticed(&leases);
+        self.schedule_member_reports(&leases);
         Ok(())
     }
 
@@ -90,8 +90,8 @@ impl Sim<'_> {
     /// A wrapper hears where its lease is, in a moment.
     pub(crate) fn heed_soon(&mut self, lease: LeaseId) {
         if self.wrappers.contains_key(&lease) {
-            let delay = self.whim.within(0, S / 5);
-            self.timers.set(self.t + delay, Timer::Heed(self.life, lease.0));
+            let delay = self.rng_preemption.within(0, S / 5);
+            self.timers.set(self.t + delay, Timer::WrapperPoll(self.life, lease.0));
         }
     }
 
@@ -125,10 +125,13 @@ impl Sim<'_> {
         wrapper.runs = Some(out);
         wrapper.turn += 1;
         let turn = wrapper.turn;
-        let longest =
-            if wrapper.temper == HookBehaviour::Silent && out { 300 * S } else { self.whim.pick(&[S / 5, S, 5 * S]) };
-        let delay = self.whim.within(longest / 10, longest);
-        self.timers.set(self.t + delay, Timer::Hooked(lease.0, turn));
+        let longest = if wrapper.temper == HookBehaviour::Silent && out {
+            300 * S
+        } else {
+            self.rng_preemption.pick(&[S / 5, S, 5 * S])
+        };
+        let delay = self.rng_preemption.within(longest / 10, longest);
+        self.timers.set(self.t + delay, Timer::HookDone(lease.0, turn));
         Ok(())
     }
 
@@ -136,13 +139,13 @@ impl Sim<'_> {
     pub(crate) fn hook_done(&mut self, lease: LeaseId, turn: u32) -> Result<(), Violation> {
         let Some(wrapper) = self.wrappers.get_mut(&lease).filter(|wrapper| wrapper.turn == turn) else { return Ok(()) };
         let Some(out) = wrapper.runs.take() else { return Ok(()) };
-        let (temper, odd) = (wrapper.temper, self.whim.chance(400));
+        let (temper, odd) = (wrapper.temper, self.rng_preemption.chance(400));
         self.heed_later(lease);
         match temper {
             HookBehaviour::Dies if odd => {
-                let tree = self.by_lease.get(&lease).and_then(|job| self.jobs[*job as usize].tree);
+                let tree = self.job_of_lease.get(&lease).and_then(|job| self.jobs[*job as usize].tree);
                 let leases = tree.map(|tree| self.world.exit(tree)).unwrap_or_default();
-                self.noticed(&leases);
+                self.schedule_member_reports(&leases);
                 Ok(())
             }
             HookBehaviour::Fails if odd => {
@@ -154,8 +157,8 @@ impl Sim<'_> {
     }
 
     fn heed_later(&mut self, lease: LeaseId) {
-        let delay = self.whim.within(S, 4 * S);
-        self.timers.set(self.t + delay, Timer::Heed(self.life, lease.0));
+        let delay = self.rng_preemption.within(S, 4 * S);
+        self.timers.set(self.t + delay, Timer::WrapperPoll(self.life, lease.0));
     }
 
     fn fall_asleep(&mut self, lease: LeaseId, temper: HookBehaviour) -> Result<(), Violation> {
@@ -199,7 +202,7 @@ impl Sim<'_> {
     }
 
     fn programs_of(&self, lease: LeaseId) -> Vec<ProcKey> {
-        let tree = self.by_lease.get(&lease).and_then(|job| self.jobs[*job as usize].tree);
+        let tree = self.job_of_lease.get(&lease).and_then(|job| self.jobs[*job as usize].tree);
         tree.and_then(|tree| self.world.trees.get(&tree)).map(|tree| tree.live.clone()).unwrap_or_default()
     }
 
@@ -209,8 +212,8 @@ impl Sim<'_> {
         let (Some(epoch), tenant) = (row.hold().map(|hold| hold.fence), row.tenant.0 as usize) else { return Ok(()) };
         let name = &self.disk.rows.tenants[tenant].name;
         let Some(by) = self.callers.iter().position(|caller| caller.tenant == *name) else { return Ok(()) };
-        let odd = !self.calm && self.whim.chance(30);
-        let by = if odd { self.whim.below(self.callers.len() as u64) as usize } else { by };
+        let odd = !self.calm && self.rng_preemption.chance(30);
+        let by = if odd { self.rng_preemption.below(self.callers.len() as u64) as usize } else { by };
         let caller = self.callers[by].clone();
         if let (Some(_), false, Some(wrapper)) = (&self.daemon, odd, self.wrappers.get_mut(&lease)) {
             wrapper.told = Some(self.life);

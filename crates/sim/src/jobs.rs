@@ -1,9 +1,9 @@
-//! What people do: ask, wait, bind, allocate, work or idle, give back, or walk away.
+//! Jobs of users: request, wait, bind, allocate, be busy or idle, release, or exit.
 //!
 //! ```text
-//!  Idle ──ask──► Asking ──► Waiting ──► Holding ──► Over ──► Idle
-//!                  └── refused, or the daemon died: Idle again; the lease, if
-//!                      there is one, has nobody who knows of it
+//!  Pausing ──request──► Requesting ──► Waiting ──► Holding ──► Over ──► Pausing
+//!                          └── refused, or the daemon exited: Pausing again; no job
+//!                              knows of the lease, if there is one
 //! ```
 
 use crate::checker::Violation;
@@ -13,181 +13,189 @@ use crate::rng::Rng;
 use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
-use sublet_core::decide::offer::offers;
 use sublet_core::event::{Event, EventAnswer, Refusal};
 use sublet_core::facts::LeaseEvent;
 use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey};
 use sublet_core::method::Method;
+use sublet_core::policy::offers::offers;
 use sublet_core::request::{Exclusivity, GpuSelector, LeaseRequest, Preempt, Term, Tier, Vram};
 use sublet_core::rows::Phase;
 use sublet_core::units::{Bytes, Span};
 
-/// Where a job is.
+/// The stage of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobStage {
-    /// Thinking.
-    Idle,
-    /// It asked, and has no answer yet.
-    Asking,
+    /// Before the next request.
+    Pausing,
+    /// It requested, and has no answer yet.
+    Requesting,
     /// In the queue.
     Waiting,
-    /// Told that it has its cards.
+    /// It was told that it has its GPUs.
     Holding,
-    /// Done with them.
+    /// It has released them.
     Over,
 }
 
-/// How it holds a lease.
+/// How a job is bound to its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum JobStyle {
-    /// By words alone.
-    Words,
-    /// Bound to a process after the grant.
+    /// To no process: it only calls.
+    Unbound,
+    /// To a process after the grant.
     Bound,
-    /// Bound to a process from the ask on.
-    Rooted,
+    /// To a process from the request on.
+    BoundAtRequest,
 }
 
-/// How it stops.
+/// How a job ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum JobEnd {
-    /// Gives back, then exits.
+    /// It releases the lease, then exits.
     Release,
-    /// Gives back; its process stays and keeps its bytes.
-    Linger,
-    /// Gives back, and uses the same process for the next lease.
-    Reuse,
-    /// Exits without a word.
+    /// It releases the lease; its process stays and keeps its memory.
+    ReleaseAndStay,
+    /// It releases the lease and uses the same process for the next one.
+    ReleaseAndReuse,
+    /// It exits without a call.
     Exit,
-    /// Does nothing any more.
-    Forget,
+    /// It does nothing any more.
+    Idle,
 }
 
-/// One thing somebody wants done.
+/// A job of a user.
 #[derive(Debug)]
 pub struct SimJob {
-    /// Who.
+    /// The number of its tenant.
     pub tenant: usize,
-    /// Where it is.
+    /// Its stage.
     pub stage: JobStage,
-    /// Its present alarm.
-    pub turn: u32,
-    /// As told.
+    /// The number of its present timer.
+    pub timer_number: u32,
+    /// Its lease, as it was told.
     pub lease: Option<LeaseId>,
-    /// As told.
-    pub epoch: Fence,
-    /// Its process.
+    /// Its fence, as it was told.
+    pub fence: Fence,
+    /// The tree of its process.
     pub tree: Option<u32>,
     style: JobStyle,
-    finish: JobEnd,
+    end: JobEnd,
     busy: bool,
-    greedy: bool,
+    exceeds_lease: bool,
     bound: bool,
-    pub(crate) cards: Vec<usize>,
+    pub(crate) gpus: Vec<usize>,
     pub(crate) vram: Bytes,
     ttl_us: u64,
     stop_us: u64,
 }
 
 impl SimJob {
-    /// A job that has yet to begin.
+    /// Returns a job that has not begun.
     pub fn new(tenant: usize) -> SimJob {
         SimJob {
             tenant,
-            stage: JobStage::Idle,
-            turn: 0,
+            stage: JobStage::Pausing,
+            timer_number: 0,
             lease: None,
-            epoch: Fence(0),
+            fence: Fence(0),
             tree: None,
-            style: JobStyle::Words,
-            finish: JobEnd::Release,
+            style: JobStyle::Unbound,
+            end: JobEnd::Release,
             busy: false,
-            greedy: false,
+            exceeds_lease: false,
             bound: false,
-            cards: Vec::new(),
+            gpus: Vec::new(),
             vram: Bytes::ZERO,
             ttl_us: 10 * S,
             stop_us: 0,
         }
     }
 
-    /// Its host died, and its process with it.
-    pub fn rebooted(&mut self) {
+    /// Forgets its process after a reboot of the host.
+    pub fn forget_host(&mut self) {
         if self.tree.take().is_some() {
-            (self.stage, self.lease) = (JobStage::Idle, None);
+            (self.stage, self.lease) = (JobStage::Pausing, None);
         }
     }
 }
 
 impl Sim<'_> {
-    /// Sets the job's next alarm; earlier ones are void.
-    pub(crate) fn alarm(&mut self, job: u32, delay_us: u64) {
-        let turn = &mut self.jobs[job as usize].turn;
+    /// Sets the job's next timer; earlier ones are void.
+    pub(crate) fn set_job_timer(&mut self, job: u32, delay_us: u64) {
+        let turn = &mut self.jobs[job as usize].timer_number;
         *turn += 1;
-        self.timers.set(self.t + delay_us, Timer::Wake(job, *turn));
+        self.timers.set(self.t + delay_us, Timer::Job(job, *turn));
     }
 
-    /// A job does its next thing.
-    pub(crate) fn wake(&mut self, job: u32, turn: u32) -> Result<(), Violation> {
-        if self.jobs[job as usize].turn != turn {
+    /// Does what is next for a job.
+    pub(crate) fn advance_job(&mut self, job: u32, turn: u32) -> Result<(), Violation> {
+        if self.jobs[job as usize].timer_number != turn {
             return Ok(());
         }
         match self.jobs[job as usize].stage {
-            JobStage::Idle if self.calm => Ok(()),
-            JobStage::Idle => self.ask(job),
-            // Nobody answered: it gives up on that ask, which may be in the queue all the same.
-            JobStage::Asking => {
-                self.jobs[job as usize].stage = JobStage::Idle;
-                self.think(job);
+            JobStage::Pausing if self.calm => Ok(()),
+            JobStage::Pausing => self.request_lease(job),
+            // Without an answer the job gives the request up, which may be in the queue nevertheless.
+            JobStage::Requesting => {
+                self.jobs[job as usize].stage = JobStage::Pausing;
+                self.pause_job(job);
                 Ok(())
             }
-            JobStage::Waiting => self.wait_on(job),
-            JobStage::Holding => self.hold_on(job),
+            JobStage::Waiting => self.advance_waiting(job),
+            JobStage::Holding => self.advance_holding(job),
             JobStage::Over => {
-                self.leave(job);
+                self.reset_job(job);
                 Ok(())
             }
         }
     }
 
-    fn think(&mut self, job: u32) {
+    fn pause_job(&mut self, job: u32) {
         let longest = if self.shape.jobs > 400 { 60 } else { 15 };
         let delay = self.rng.within(S / 10, longest * S);
-        self.alarm(job, delay);
+        self.set_job_timer(job, delay);
     }
 
-    fn ask(&mut self, number: u32) -> Result<(), Violation> {
-        let ask = draw_ask(&mut self.rng, self.shape.ttl_max_s, self.world.cards.len());
+    fn request_lease(&mut self, number: u32) -> Result<(), Violation> {
+        let ask = draw_request(&mut self.rng, self.shape.ttl_max_s, self.world.gpus.len());
         let ask = if self.shape.crowd {
             LeaseRequest::plain(Bytes::gib(16), Term::Renewed(Span::secs(60)))
         } else {
-            self.choose(ask)
+            self.draw_preemption_choice(ask)
         };
         let wait = match self.rng.below(10) {
             0 => Some(Span::ZERO),
             1..=3 => Some(Span::secs(self.rng.within(1, 200))),
             _ => None,
         };
-        let style = match self.rng.pick(&[JobStyle::Words, JobStyle::Bound, JobStyle::Bound, JobStyle::Rooted]) {
-            // Only whose processes are known can be parked.
-            JobStyle::Words if self.parks() && self.luck.chance(800) => JobStyle::Bound,
-            style => style,
-        };
-        let finish = [JobEnd::Release, JobEnd::Release, JobEnd::Linger, JobEnd::Reuse, JobEnd::Exit, JobEnd::Forget];
+        let style =
+            match self.rng.pick(&[JobStyle::Unbound, JobStyle::Bound, JobStyle::Bound, JobStyle::BoundAtRequest]) {
+                // Only a lease whose processes are known can be parked.
+                JobStyle::Unbound if self.parks() && self.rng_parking.chance(800) => JobStyle::Bound,
+                style => style,
+            };
+        let finish = [
+            JobEnd::Release,
+            JobEnd::Release,
+            JobEnd::ReleaseAndStay,
+            JobEnd::ReleaseAndReuse,
+            JobEnd::Exit,
+            JobEnd::Idle,
+        ];
         let job = &mut self.jobs[number as usize];
         job.style = style;
-        job.finish = self.rng.pick(&finish);
+        job.end = self.rng.pick(&finish);
         job.busy = self.rng.chance(650);
-        job.greedy = self.rng.chance(80) || (!self.shape.crowd && self.greed.chance(120));
+        job.exceeds_lease = self.rng.chance(80) || (!self.shape.crowd && self.rng_overuse.chance(120));
         job.bound = false;
         if self.shape.crowd {
-            (job.style, job.finish, job.busy) = (JobStyle::Bound, JobEnd::Release, true);
+            (job.style, job.end, job.busy) = (JobStyle::Bound, JobEnd::Release, true);
         }
         job.ttl_us = ask.term.span().0.min(600 * S);
-        (job.stage, job.lease) = (JobStage::Asking, None);
-        let root = (style == JobStyle::Rooted).then(|| self.process_of(number)).flatten();
+        (job.stage, job.lease) = (JobStage::Requesting, None);
+        let root = (style == JobStyle::BoundAtRequest).then(|| self.process_of(number)).flatten();
         let by = self.jobs[number as usize].tenant;
-        self.alarm(number, 40 * S);
+        self.set_job_timer(number, 40 * S);
         let caller = self.callers[by].clone();
         self.call(SimCall {
             by,
@@ -207,75 +215,75 @@ impl Sim<'_> {
         Some(root)
     }
 
-    /// The answer to one of its calls has left the daemon.
-    pub(crate) fn answered(&mut self, number: u32, event_was_ask: bool, answer: &EventAnswer) {
+    /// Takes the answer to one of the job's calls.
+    pub(crate) fn take_answer(&mut self, number: u32, event_was_ask: bool, answer: &EventAnswer) {
         let stage = self.jobs[number as usize].stage;
         match answer {
             EventAnswer::Refused(Refusal::NoSuchLease | Refusal::Ended)
-                if !event_was_ask && stage != JobStage::Idle =>
+                if !event_was_ask && stage != JobStage::Pausing =>
             {
                 self.jobs[number as usize].stage = JobStage::Over;
-                self.alarm(number, S);
+                self.set_job_timer(number, S);
             }
-            _ if !event_was_ask || stage != JobStage::Asking => {}
+            _ if !event_was_ask || stage != JobStage::Requesting => {}
             EventAnswer::Lease(lease) => {
-                self.by_lease.insert(*lease, number);
+                self.job_of_lease.insert(*lease, number);
                 let job = &mut self.jobs[number as usize];
                 (job.stage, job.lease) = (JobStage::Waiting, Some(*lease));
                 let delay = self.rng.within(S, 60 * S);
-                self.alarm(number, delay);
+                self.set_job_timer(number, delay);
             }
             _ => {
-                self.jobs[number as usize].stage = JobStage::Idle;
-                self.think(number);
+                self.jobs[number as usize].stage = JobStage::Pausing;
+                self.pause_job(number);
             }
         }
     }
 
-    /// The daemon said that a lease was granted.
-    pub(crate) fn told_granted(&mut self, lease: LeaseId, epoch: Fence, cards: Vec<usize>, vram: Bytes) {
-        let Some(number) = self.by_lease.get(&lease).copied() else { return };
+    /// Takes the notice that a lease was granted.
+    pub(crate) fn note_granted(&mut self, lease: LeaseId, fence: Fence, gpus: Vec<usize>, vram: Bytes) {
+        let Some(number) = self.job_of_lease.get(&lease).copied() else { return };
         let stop = self.rng.within(0, 6 * self.jobs[number as usize].ttl_us);
         let stop = if self.shape.crowd { u64::MAX / 4 } else { stop };
         let job = &mut self.jobs[number as usize];
         if job.lease == Some(lease) && job.stage == JobStage::Waiting {
-            (job.stage, job.epoch, job.cards, job.vram) = (JobStage::Holding, epoch, cards, vram);
+            (job.stage, job.fence, job.gpus, job.vram) = (JobStage::Holding, fence, gpus, vram);
             job.stop_us = self.t + stop;
             let delay = self.rng.within(0, 2 * S);
-            self.alarm(number, delay);
+            self.set_job_timer(number, delay);
         }
     }
 
-    /// The daemon said that a lease is over.
-    pub(crate) fn told_ended(&mut self, lease: LeaseId) {
-        let Some(number) = self.by_lease.remove(&lease) else { return };
+    /// Takes the notice that a lease is over.
+    pub(crate) fn note_ended(&mut self, lease: LeaseId) {
+        let Some(number) = self.job_of_lease.remove(&lease) else { return };
         let job = &mut self.jobs[number as usize];
         if job.lease == Some(lease) {
             job.stage = JobStage::Over;
             let delay = self.rng.within(0, 10 * S);
-            self.alarm(number, delay);
+            self.set_job_timer(number, delay);
         }
     }
 
-    fn wait_on(&mut self, number: u32) -> Result<(), Violation> {
+    fn advance_waiting(&mut self, number: u32) -> Result<(), Violation> {
         let delay = self.rng.within(S, 60 * S);
-        self.alarm(number, delay);
-        self.poll(number);
-        let rooted = self.jobs[number as usize].style == JobStyle::Rooted;
+        self.set_job_timer(number, delay);
+        self.poll_lease(number);
+        let rooted = self.jobs[number as usize].style == JobStyle::BoundAtRequest;
         match self.rng.below(100) {
             _ if self.calm => {}
             _ if self.shape.crowd => {}
-            0..10 => return self.say_released(number),
-            10..15 if rooted => self.exit(number),
-            15..20 if rooted => self.grow(number),
-            20..30 => return self.accept(number),
+            0..10 => return self.release_lease(number),
+            10..15 if rooted => self.exit_tree(number),
+            15..20 if rooted => self.use_memory(number),
+            20..30 => return self.accept_offer(number),
             _ => {}
         }
         Ok(())
     }
 
-    /// It would take less now: what is offered, or some other amount.
-    fn accept(&mut self, number: u32) -> Result<(), Violation> {
+    /// Accepts a smaller lease: an offer, or a size of its own.
+    fn accept_offer(&mut self, number: u32) -> Result<(), Violation> {
         let Some(lease) = self.jobs[number as usize].lease else { return Ok(()) };
         let now = self.now();
         let offered = self.daemon.as_ref().and_then(|daemon| {
@@ -285,7 +293,7 @@ impl Sim<'_> {
         });
         let (vram, gpus) = match offered {
             Some(offer) if self.rng.chance(700) => (offer.vram, offer.gpus),
-            _ => (Bytes::mib(self.rng.within(0, 12_000)), self.rng.within(0, self.world.cards.len() as u64) as u16),
+            _ => (Bytes::mib(self.rng.within(0, 12_000)), self.rng.within(0, self.world.gpus.len() as u64) as u16),
         };
         let by = self.jobs[number as usize].tenant;
         let caller = self.callers[by].clone();
@@ -296,35 +304,35 @@ impl Sim<'_> {
         })
     }
 
-    /// Looks where its lease is, in case nobody said.
-    fn poll(&mut self, number: u32) {
+    /// Reads where its lease is, in case a notice was lost.
+    fn poll_lease(&mut self, number: u32) {
         let Some(lease) = self.jobs[number as usize].lease.filter(|_| self.daemon.is_some()) else { return };
         match self.disk.rows.leases.get(&lease).map(|row| &row.phase) {
             Some(Phase::Waiting { .. }) => {}
             Some(Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _)) => {
-                let index = |card: &GpuId| self.disk.rows.gpus[card.0 as usize].facts.index as usize;
-                let (epoch, vram, cards) = (hold.fence, hold.vram, hold.gpus.iter().map(index).collect());
-                self.told_granted(lease, epoch, cards, vram);
+                let index = |gpu: &GpuId| self.disk.rows.gpus[gpu.0 as usize].facts.index as usize;
+                let (fence, vram, gpus) = (hold.fence, hold.vram, hold.gpus.iter().map(index).collect());
+                self.note_granted(lease, fence, gpus, vram);
             }
-            Some(Phase::Ending(..)) | None => self.told_ended(lease),
+            Some(Phase::Ending(..)) | None => self.note_ended(lease),
         }
     }
 
-    fn hold_on(&mut self, number: u32) -> Result<(), Violation> {
+    fn advance_holding(&mut self, number: u32) -> Result<(), Violation> {
         let job = &self.jobs[number as usize];
         if self.t >= job.stop_us || self.calm {
-            return self.finish(number);
+            return self.finish_job(number);
         }
         let (style, busy, bound) = (job.style, job.busy, job.bound);
         let delay = self.rng.within(job.ttl_us / 10, job.ttl_us * 6 / 10);
-        self.alarm(number, if self.shape.crowd { S } else { delay });
+        self.set_job_timer(number, if self.shape.crowd { S } else { delay });
         let process = self.process_of(number);
-        self.grow(number);
-        if self.takes_more(number)? {
+        self.use_memory(number);
+        if self.accept_larger_lease(number)? {
             return Ok(());
         }
         let job = &mut self.jobs[number as usize];
-        let (Some(lease), epoch, by) = (job.lease, job.epoch, job.tenant) else { return Ok(()) };
+        let (Some(lease), epoch, by) = (job.lease, job.fence, job.tenant) else { return Ok(()) };
         let caller = self.callers[by].clone();
         match (style, process) {
             (JobStyle::Bound, Some(process)) if !bound => {
@@ -332,65 +340,65 @@ impl Sim<'_> {
                 let event = Event::Lease(LeaseEvent::BindRequested { by: caller, lease, fence: epoch, process });
                 self.call(SimCall { by, event, job: Some(number) })
             }
-            (JobStyle::Words, _) if busy => self.call(SimCall {
+            (JobStyle::Unbound, _) if busy => self.call(SimCall {
                 by,
                 event: Event::Lease(LeaseEvent::RenewalRequested { by: caller, lease, fence: epoch }),
                 job: Some(number),
             }),
-            (JobStyle::Bound | JobStyle::Rooted, _) if busy && self.is_asleep(lease) => self.want_back(lease),
-            (JobStyle::Bound | JobStyle::Rooted, _) if busy && self.submits(number) => Ok(()),
-            (JobStyle::Bound | JobStyle::Rooted, _) if busy => self.report(LeaseEvent::UseSeen { lease }),
+            (JobStyle::Bound | JobStyle::BoundAtRequest, _) if busy && self.is_asleep(lease) => self.want_back(lease),
+            (JobStyle::Bound | JobStyle::BoundAtRequest, _) if busy && self.submit_work(number) => Ok(()),
+            (JobStyle::Bound | JobStyle::BoundAtRequest, _) if busy => self.report(LeaseEvent::UseSeen { lease }),
             _ => Ok(()),
         }
     }
 
-    /// Its processes submit work. Says whether one of them was held up with it.
-    fn submits(&mut self, number: u32) -> bool {
+    /// Lets its processes submit work; returns true if one of them was held at the gate.
+    fn submit_work(&mut self, number: u32) -> bool {
         let tree = self.jobs[number as usize].tree.and_then(|tree| self.world.trees.get(&tree));
         let live = tree.map(|tree| tree.live.clone()).unwrap_or_default();
         let gated: Vec<ProcKey> = live.into_iter().filter(|process| self.is_gated(*process)).collect();
         gated.iter().for_each(|process| self.submit(*process));
-        // Some of what it did before may be noticed only now.
-        !gated.is_empty() && !self.luck.chance(100)
+        // Work from before may be noticed only now.
+        !gated.is_empty() && !self.rng_parking.chance(100)
     }
 
-    /// Its process takes bytes, sometimes more than were promised.
-    fn grow(&mut self, number: u32) {
+    /// Lets its process take memory, sometimes more than the lease has.
+    fn use_memory(&mut self, number: u32) {
         let Some(process) = self.process_of(number) else { return };
         let job = &self.jobs[number as usize];
         let Some(tree) = job.tree.and_then(|tree| self.world.trees.get(&tree)) else { return };
         let process = if self.rng.chance(700) { process } else { tree.live[tree.live.len() - 1] };
-        let most = if job.greedy { job.vram.0 + job.vram.0 / 2 } else { job.vram.0 };
-        let (tree, cards) = (job.tree, job.cards.clone());
+        let most = if job.exceeds_lease { job.vram.0 + job.vram.0 / 2 } else { job.vram.0 };
+        let (tree, gpus) = (job.tree, job.gpus.clone());
         let gated = self.is_gated(process) || job.lease.is_some_and(|lease| self.is_asleep(lease));
-        // The library keeps a program to its lease, which may have come back with less than it was granted.
+        // The shim limits a program to its lease, which may have been resumed with less than it was granted.
         let capped = self.world.programs.contains_key(&(process, Method::Shim));
         let hold = job.lease.and_then(|lease| self.disk.rows.leases.get(&lease)).and_then(|row| row.hold());
         let cap = hold.map_or(job.vram.0, |hold| hold.vram.0.min(job.vram.0));
-        // Nobody reckons with who comes without a lease, nor with who is not kept to his.
+        // Core cannot foresee what a process takes that has no lease, or no shim that limits it.
         let intrudes = !capped || hold.is_none();
         let most = if capped { cap } else { most };
         if !gated {
-            self.stray(process, &cards);
+            self.use_off_lease_gpu(process, &gpus);
         }
-        for card in cards {
-            let here: u64 = self.world.cards[card]
+        for gpu in gpus {
+            let here: u64 = self.world.gpus[gpu]
                 .residents
                 .iter()
                 .filter(|resident| self.world.trees[&tree.unwrap_or_default()].live.contains(&resident.process))
                 .map(|resident| resident.bytes.unwrap_or_default().0)
                 .sum();
-            // What was taken off the card still counts where the library counts.
-            let here = here + if capped { self.world.away(tree.unwrap_or_default(), card).0 } else { 0 };
+            // Memory that was parked still counts for the shim's limit.
+            let here = here + if capped { self.world.away(tree.unwrap_or_default(), gpu).0 } else { 0 };
             match self.rng.below(10) {
                 _ if gated => {}
-                0 => self.world.vacate(card, process),
+                0 => self.world.free_all(gpu, process),
                 1..=6 if here < most => {
                     let bytes = Bytes(self.rng.within(1, most - here));
-                    if intrudes && self.world.cards[card].bytes_of(process) == Bytes::ZERO {
-                        self.world.cards[card].intruded_us = self.t;
+                    if intrudes && self.world.gpus[gpu].bytes_of(process) == Bytes::ZERO {
+                        self.world.gpus[gpu].uncapped_use_us = self.t;
                     }
-                    self.world.allocate(card, process, bytes, false);
+                    self.world.allocate(gpu, process, bytes, false);
                 }
                 _ => {}
             }
@@ -404,61 +412,61 @@ impl Sim<'_> {
                     if let Some(child) = self.world.fork(tree) {
                         self.install(child);
                     }
-                    self.noticed(&leases);
+                    self.schedule_member_reports(&leases);
                 }
                 Some((4.., _)) => {
                     let leases = self.world.exit_child(tree);
-                    self.noticed(&leases);
+                    self.schedule_member_reports(&leases);
                 }
                 _ => {}
             }
         }
     }
 
-    fn finish(&mut self, number: u32) -> Result<(), Violation> {
+    fn finish_job(&mut self, number: u32) -> Result<(), Violation> {
         let job = &mut self.jobs[number as usize];
-        let (finish, delay) = (job.finish, self.rng.within(20 * S, 200 * S));
-        // Whatever was chosen, the next time it gives back.
-        job.finish = JobEnd::Release;
+        let (finish, delay) = (job.end, self.rng.within(20 * S, 200 * S));
+        // The next end is always a release.
+        job.end = JobEnd::Release;
         match finish {
             _ if self.calm => {
-                self.exit(number);
-                self.say_released(number)
+                self.exit_tree(number);
+                self.release_lease(number)
             }
             JobEnd::Exit if job.tree.is_some() => {
-                self.exit(number);
-                self.alarm(number, delay);
+                self.exit_tree(number);
+                self.set_job_timer(number, delay);
                 Ok(())
             }
-            JobEnd::Exit | JobEnd::Forget => {
-                self.alarm(number, delay);
+            JobEnd::Exit | JobEnd::Idle => {
+                self.set_job_timer(number, delay);
                 Ok(())
             }
-            JobEnd::Release => self.say_released(number),
-            JobEnd::Linger => {
+            JobEnd::Release => self.release_lease(number),
+            JobEnd::ReleaseAndStay => {
                 if let Some(tree) = job.tree.take() {
                     let stay = self.rng.within(S, 60 * S);
                     self.timers.set(self.t + stay, Timer::Exit(tree));
                 }
-                self.say_released(number)
+                self.release_lease(number)
             }
-            JobEnd::Reuse => {
-                let result = self.say_released(number);
+            JobEnd::ReleaseAndReuse => {
+                let result = self.release_lease(number);
                 let job = &mut self.jobs[number as usize];
-                (job.stage, job.lease) = (JobStage::Idle, None);
-                self.think(number);
+                (job.stage, job.lease) = (JobStage::Pausing, None);
+                self.pause_job(number);
                 result
             }
         }
     }
 
-    fn say_released(&mut self, number: u32) -> Result<(), Violation> {
+    fn release_lease(&mut self, number: u32) -> Result<(), Violation> {
         let job = &mut self.jobs[number as usize];
         let Some(lease) = job.lease else { return Ok(()) };
         let (by, held) = (job.tenant, job.stage == JobStage::Holding);
-        let epoch = (held && self.rng.chance(500)).then_some(job.epoch);
+        let epoch = (held && self.rng.chance(500)).then_some(job.fence);
         let caller = self.callers[by].clone();
-        self.alarm(number, 20 * S);
+        self.set_job_timer(number, 20 * S);
         self.call(SimCall {
             by,
             event: Event::Lease(LeaseEvent::ReleaseRequested { by: caller, lease, fence: epoch }),
@@ -466,39 +474,39 @@ impl Sim<'_> {
         })
     }
 
-    fn leave(&mut self, number: u32) {
-        self.exit(number);
+    fn reset_job(&mut self, number: u32) {
+        self.exit_tree(number);
         let job = &mut self.jobs[number as usize];
-        (job.stage, job.lease) = (JobStage::Idle, None);
-        self.think(number);
+        (job.stage, job.lease) = (JobStage::Pausing, None);
+        self.pause_job(number);
     }
 
-    fn exit(&mut self, number: u32) {
+    fn exit_tree(&mut self, number: u32) {
         if let Some(tree) = self.jobs[number as usize].tree.take() {
             let leases = self.world.exit(tree);
-            self.noticed(&leases);
+            self.schedule_member_reports(&leases);
         }
     }
 
-    /// The host will notice that the processes of these leases changed.
-    pub(crate) fn noticed(&mut self, leases: &[LeaseId]) {
-        self.notice_exits();
-        for ((process, rung), program) in std::mem::take(&mut self.world.left) {
+    /// The host will report that the processes of these leases changed.
+    pub(crate) fn schedule_member_reports(&mut self, leases: &[LeaseId]) {
+        self.schedule_exit_reports();
+        for ((process, method), program) in std::mem::take(&mut self.world.unnoticed_programs) {
             if let Some(lease) = program.heard_as(self.life) {
-                let delay = self.luck.within(0, S / 3);
-                let died = rung == Method::Shim && program.doing == Some(ShimOrder::Park);
-                self.timers.set(self.t + delay, Timer::Left(self.life, lease.0, process, rung, died));
+                let delay = self.rng_parking.within(0, S / 3);
+                let died = method == Method::Shim && program.doing == Some(ShimOrder::Park);
+                self.timers.set(self.t + delay, Timer::ProgramExited(self.life, lease.0, process, method, died));
             }
         }
         for lease in leases {
             let delay = self.rng.within(0, S / 3);
-            self.timers.set(self.t + delay, Timer::Says(self.life, lease.0));
+            self.timers.set(self.t + delay, Timer::ReportMembers(self.life, lease.0));
         }
     }
 }
 
-/// A wish, now and then one that makes no sense.
-pub fn draw_ask(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> LeaseRequest {
+/// Draws a request, now and then a senseless one.
+pub fn draw_request(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> LeaseRequest {
     let vram = match rng.below(40) {
         0 => Vram::Bytes(Bytes(rng.pick(&[0, 1, u64::MAX]))),
         1..=5 => Vram::Whole,
@@ -527,11 +535,8 @@ pub fn draw_ask(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> LeaseRequest {
         gpus_allowed: match rng.below(20) {
             0 => Some(GpuSelector::Index(rng.below(cards as u64) as u32)),
             1 => {
-                let card = rng.below(cards as u64 + 1);
-                Some(GpuSelector::AnyOf(vec![
-                    GpuSelector::Uuid(format!("GPU-{card}")),
-                    GpuSelector::Index(card as u32),
-                ]))
+                let gpu = rng.below(cards as u64 + 1);
+                Some(GpuSelector::AnyOf(vec![GpuSelector::Uuid(format!("GPU-{gpu}")), GpuSelector::Index(gpu as u32)]))
             }
             2 => Some(GpuSelector::Model(rng.pick(&["desk", "RACK", "8"]).to_owned())),
             _ => None,

@@ -1,21 +1,20 @@
-//! One seed drives a whole world through the lease service, and separate code
-//! checks the rules after every step.
+//! Runs the lease service in a simulated world that follows from one seed; separate code checks the rules after every
+//! step.
 //!
 //! ```text
 //!  Rng ─► Sim ── events ──► Engine (core + open batch) ── batch ──► Disk
-//!          │  world, eyes, clock, faults     │ actions, answers        │ rows, log
+//!          │  world, readings, clock, faults │ actions, answers        │ rows, log
 //!          └───────────► Checker ◄───────────┴─────────────────────────┘
 //! ```
 //!
-//! [`sim`] is the loop and the faults; [`world`] the truth about cards and
-//! processes; [`jobs`] what people do; [`shims`] what programs do that can be parked, [`deep`] whose contexts leave too; [`vigil`] what is done about those without a lease; [`eyes`] what a driver would say of it;
-//! [`disk`] what a journal would keep. [`checker`] keeps its own books from
-//! events and actions alone, and never asks core what it would have answered.
-//! [`run`] turns a seed into a verdict, with the last steps as a story;
-//! [`mutants`] proves that the checker would notice.
+//! [`sim`] is the loop; [`world`] is the truth about GPUs and processes; [`jobs`] are the requests of users; [`faults`]
+//! are failures and wrong calls; [`programs`] are programs that can be parked, [`driver`] and [`hooks`] the other ways
+//! to park them; [`unleased`] are processes without a lease; [`readings`] is what a driver would report; [`disk`] is
+//! what a journal would keep. [`checker`] keeps its own books from events and actions alone, and never asks core what
+//! it would have answered. [`run`] turns a seed into a verdict, with the last steps as a story; [`mutants`] proves that
+//! the checker would notice a bug.
 //!
-//! No clock, no threads, no files, no order of a hash map: the same seed is the
-//! same run, on every machine.
+//! There is no clock, no thread, no file and no hash map here: the same seed is the same run on every machine.
 
 mod aside;
 pub mod checker;

@@ -1,24 +1,24 @@
-//! Who has more than its lease is offered a larger one, and now and then takes it: what is offered, or what is not.
+//! Jobs that exceed their leases are offered larger ones, and now and then accept: the offer, or another size.
 
 use crate::checker::Violation;
 use crate::daemon::SimCall;
 use crate::sim::Sim;
-use sublet_core::decide::overuse::larger_lease;
 use sublet_core::event::Event;
 use sublet_core::facts::LeaseEvent;
 use sublet_core::ids::LeaseId;
+use sublet_core::policy::overuse::larger_lease;
 use sublet_core::rows::Lease;
 use sublet_core::units::Bytes;
 
 impl Sim<'_> {
-    /// A job whose lease has more than it is for may take a larger one. Says whether it tried.
-    pub(crate) fn takes_more(&mut self, number: u32) -> Result<bool, Violation> {
+    /// A job that exceeds its lease may accept a larger one; returns true if it tried.
+    pub(crate) fn accept_larger_lease(&mut self, number: u32) -> Result<bool, Violation> {
         let job = &self.jobs[number as usize];
-        let (Some(lease), by, cards, vram) = (job.lease, job.tenant, job.cards.len(), job.vram) else {
+        let (Some(lease), by, cards, vram) = (job.lease, job.tenant, job.gpus.len(), job.vram) else {
             return Ok(false);
         };
         let hold = self.disk.rows.leases.get(&lease).and_then(Lease::hold);
-        if hold.is_none_or(|hold| hold.overuse().is_none()) || !self.greed.chance(250) {
+        if hold.is_none_or(|hold| hold.overuse().is_none()) || !self.rng_overuse.chance(250) {
             return Ok(false);
         }
         let now = self.now();
@@ -27,8 +27,10 @@ impl Sim<'_> {
             larger_lease(state, state.lease(lease)?, now)
         });
         let (vram, gpus) = match offered {
-            Some(offer) if self.greed.chance(800) => (offer, cards as u16),
-            _ => (Bytes(vram.0 + Bytes::mib(self.greed.within(0, 8_000)).0), self.greed.within(0, 2) as u16),
+            Some(offer) if self.rng_overuse.chance(800) => (offer, cards as u16),
+            _ => {
+                (Bytes(vram.0 + Bytes::mib(self.rng_overuse.within(0, 8_000)).0), self.rng_overuse.within(0, 2) as u16)
+            }
         };
         let caller = self.callers[by].clone();
         self.call(SimCall {
@@ -39,9 +41,9 @@ impl Sim<'_> {
         Ok(true)
     }
 
-    /// The daemon said that a lease is larger.
-    pub(crate) fn told_grown(&mut self, lease: LeaseId, vram: Bytes) {
-        if let Some(number) = self.by_lease.get(&lease).copied() {
+    /// Takes the notice that a lease is larger.
+    pub(crate) fn note_grown(&mut self, lease: LeaseId, vram: Bytes) {
+        if let Some(number) = self.job_of_lease.get(&lease).copied() {
             self.jobs[number as usize].vram = vram;
         }
     }

@@ -22,9 +22,10 @@ use sublet_core::event::Event;
 use sublet_core::facts::{DaemonEvent, Hint, LeaseEvent};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::{MoverReport, must_stay_off_gpus};
-use sublet_core::policy::Parking;
+use sublet_core::movers::MoverReport;
+use sublet_core::policy::move_progress::must_stay_off_gpus;
 use sublet_core::rows::{Hold, Lease, ParkState, Phase};
+use sublet_core::settings::Parking;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// What a context takes where nobody measured it.
@@ -235,22 +236,22 @@ impl World {
     pub fn available(&self) -> Bytes {
         let parked = self.programs.values().filter_map(|program| program.away.as_ref());
         let parked: Bytes = parked.flatten().map(|(_, bytes)| *bytes).sum();
-        self.ram.less(parked)
+        self.host_memory.less(parked)
     }
 
     /// A program's bytes leave its cards, as many hundredths of them as it likes, but for its contexts.
     /// Says how many they were, and how many they should have been.
     pub(crate) fn leave_cards(&mut self, (process, rung): ReportKey, percent: u64) -> (Vec<(usize, Bytes)>, Bytes) {
         let (mut gone, mut all) = (Vec::new(), Bytes::ZERO);
-        for card in 0..self.cards.len() {
+        for card in 0..self.gpus.len() {
             // The driver takes contexts too.
             let context =
-                if rung == Method::Driver { None } else { Some(self.cards[card].facts.context.unwrap_or(CONTEXT)) };
-            let has = self.cards[card].bytes_of(process).less(context.unwrap_or_default());
+                if rung == Method::Driver { None } else { Some(self.gpus[card].facts.context.unwrap_or(CONTEXT)) };
+            let has = self.gpus[card].bytes_of(process).less(context.unwrap_or_default());
             let bytes = if percent == 100 { has } else { Bytes(has.0 / 100 * percent) };
-            self.shrink(card, process, bytes);
+            self.free_some(card, process, bytes);
             if rung == Method::Driver && percent == 100 {
-                self.vacate(card, process);
+                self.free_all(card, process);
             }
             all = all + has;
             if bytes > Bytes::ZERO {
@@ -262,7 +263,7 @@ impl World {
 
     /// Whether there is room for these.
     pub(crate) fn fit(&self, bytes: &[(usize, Bytes)]) -> bool {
-        bytes.iter().all(|(card, bytes)| self.cards[*card].free() >= *bytes)
+        bytes.iter().all(|(card, bytes)| self.gpus[*card].free() >= *bytes)
     }
 
     /// Bytes of a card that were taken off it, of programs of a tree that have the library.
@@ -275,7 +276,7 @@ impl World {
     }
 
     fn is_on_card(&self, process: ProcKey) -> bool {
-        self.cards.iter().any(|card| card.residents.iter().any(|resident| resident.process == process))
+        self.gpus.iter().any(|card| card.residents.iter().any(|resident| resident.process == process))
     }
 
     /// They come back, all of them or none.
@@ -296,10 +297,10 @@ impl Sim<'_> {
 
     /// A process of a job's begins; it may have the library in it.
     pub(crate) fn install(&mut self, process: ProcKey) {
-        if self.parks() && self.luck.chance(self.shape.habits.library) {
+        if self.parks() && self.rng_parking.chance(self.shape.habits.library) {
             self.install_on((process, Method::Shim));
         }
-        if self.whim.chance(self.shape.habits.driver) {
+        if self.rng_preemption.chance(self.shape.habits.driver) {
             self.install_on((process, Method::Driver));
         }
         self.install_depth(process);
@@ -307,16 +308,16 @@ impl Sim<'_> {
 
     /// A process without a lease begins; the driver may be able to park it.
     pub(crate) fn install_lodger(&mut self, process: ProcKey) {
-        if self.parks() && self.mood.chance(self.shape.vigil.driver) {
-            let honest = self.calm || self.mood.chance(self.shape.habits.honest);
-            let temper = if honest { ShimBehaviour::Honest } else { self.mood.pick(&ODD) };
+        if self.parks() && self.rng_unleased_parking.chance(self.shape.unleased.driver) {
+            let honest = self.calm || self.rng_unleased_parking.chance(self.shape.habits.honest);
+            let temper = if honest { ShimBehaviour::Honest } else { self.rng_unleased_parking.pick(&ODD) };
             self.world.programs.insert((process, Method::Driver), SimProgram::new(temper));
         }
     }
 
     fn install_on(&mut self, (process, rung): ReportKey) {
-        let honest = self.calm || self.luck.chance(self.shape.habits.honest);
-        let temper = if honest { ShimBehaviour::Honest } else { self.luck.pick(&ODD) };
+        let honest = self.calm || self.rng_parking.chance(self.shape.habits.honest);
+        let temper = if honest { ShimBehaviour::Honest } else { self.rng_parking.pick(&ODD) };
         self.world.programs.insert((process, rung), SimProgram::new(temper));
     }
 
@@ -343,8 +344,8 @@ impl Sim<'_> {
             let is_there = rung == Method::Shim || program.away.is_some() || self.world.is_on_card(process);
             let is_there = is_there || self.is_driven(lease, process);
             if program.heard_as(self.life) != Some(lease) && is_there {
-                let late = !self.shape.crowd && self.luck.chance(50);
-                let delay = if late { self.luck.within(S, 40 * S) } else { self.luck.within(0, 2 * S) };
+                let late = !self.shape.crowd && self.rng_parking.chance(50);
+                let delay = if late { self.rng_parking.within(S, 40 * S) } else { self.rng_parking.within(0, 2 * S) };
                 self.timers.set(self.t + delay, Timer::Connect(self.life, process, rung));
             }
         }
@@ -352,7 +353,7 @@ impl Sim<'_> {
 
     /// The driver is asked about processes that came to a card since.
     fn inspect(&mut self) {
-        if self.shape.habits.driver == 0 && self.shape.vigil.driver == 0 && self.shape.habits.deep == 0 {
+        if self.shape.habits.driver == 0 && self.shape.unleased.driver == 0 && self.shape.habits.deep == 0 {
             return;
         }
         self.confess();
@@ -408,8 +409,8 @@ impl Sim<'_> {
         let Some(program) = self.world.programs.get_mut(&process) else { return };
         if let Some(lease) = program.heard_as(life) {
             program.outbox.push((lease, process.0, said));
-            let delay = self.luck.within(0, S / 20);
-            self.timers.set(self.t + delay, Timer::Hear(life, process.0, process.1));
+            let delay = self.rng_parking.within(0, S / 20);
+            self.timers.set(self.t + delay, Timer::DeliverReport(life, process.0, process.1));
         }
     }
 
@@ -457,8 +458,8 @@ impl Sim<'_> {
     }
 
     pub(crate) fn mind_after(&mut self, process: ReportKey, at_most_us: u64) {
-        let delay = self.luck.within(0, at_most_us);
-        self.timers.set(self.t + delay, Timer::Mind(self.life, process.0, process.1));
+        let delay = self.rng_parking.within(0, at_most_us);
+        self.timers.set(self.t + delay, Timer::CheckProgram(self.life, process.0, process.1));
     }
 
     /// Whoever is where it should not be is told so.
@@ -495,7 +496,7 @@ impl Sim<'_> {
             Some(Lease { phase: Phase::Parking(_, away) | Phase::Parked(_, away), .. })
                 if program.away.is_none() && rung == Method::Shim && away.method == Method::Driver =>
             {
-                return self.checker.check_let_on(lease, process.0);
+                return self.checker.check_shim_may_continue(lease, process.0);
             }
             Some(Lease { phase: Phase::Parked(..), .. }) if quiet => ShimOrder::Hush(false),
             // It is told otherwise, and says where it is.
@@ -534,7 +535,7 @@ impl Sim<'_> {
         self.check_order(process, lease, order)?;
         if restores && rung == Method::Driver {
             // It speaks to one process at a time: others may be before this one.
-            if !self.calm && !self.shape.habits.orderly && self.luck.chance(100) {
+            if !self.calm && !self.shape.habits.orderly && self.rng_parking.chance(100) {
                 self.mind_after(process, 30 * S);
                 return Ok(());
             }
@@ -552,11 +553,11 @@ impl Sim<'_> {
         let longest = match program.temper {
             ShimBehaviour::Slow if matches!(order, ShimOrder::Park | ShimOrder::Hush(true) | ShimOrder::Take) => 60 * S,
             ShimBehaviour::Mute => 200 * S,
-            _ => self.luck.pick(&[S / 10, S, 3 * S, 3 * S]),
+            _ => self.rng_parking.pick(&[S / 10, S, 3 * S, 3 * S]),
         };
-        let delay = self.luck.within(longest / 10, longest);
-        self.timers.set(self.t + delay, Timer::Done(process.0, process.1, turn));
-        if restores && !self.calm && !self.shape.habits.orderly && self.luck.chance(80) {
+        let delay = self.rng_parking.within(longest / 10, longest);
+        self.timers.set(self.t + delay, Timer::OrderDone(process.0, process.1, turn));
+        if restores && !self.calm && !self.shape.habits.orderly && self.rng_parking.chance(80) {
             self.intrude(process);
         }
         Ok(())
@@ -568,17 +569,17 @@ impl Sim<'_> {
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         if hangs && program.turn == turn && matches!(program.doing, Some(ShimOrder::Park | ShimOrder::Resume)) {
             // It calls the driver, which does not answer while it has the process.
-            self.timers.set(self.t + S / 2, Timer::Done(process.0, process.1, turn));
+            self.timers.set(self.t + S / 2, Timer::OrderDone(process.0, process.1, turn));
             return Ok(());
         }
         let Some(order) = program.doing.take_if(|_| program.turn == turn) else { return Ok(()) };
-        let (temper, odd) = (program.temper, self.luck.chance(400));
+        let (temper, odd) = (program.temper, self.rng_parking.chance(400));
         match order {
             _ if temper == ShimBehaviour::Dies && odd => {
                 // It had not done yet what it was told.
                 program.doing = Some(order);
                 let leases = self.world.exit_process(process.0);
-                self.noticed(&leases);
+                self.schedule_member_reports(&leases);
                 return Ok(());
             }
             ShimOrder::Park if temper == ShimBehaviour::Refuses && odd => {
@@ -623,7 +624,7 @@ impl Sim<'_> {
             }
         }
         for other in taken {
-            if !self.calm && !self.shape.habits.orderly && self.luck.chance(300) {
+            if !self.calm && !self.shape.habits.orderly && self.rng_parking.chance(300) {
                 let Some(program) = self.world.programs.get_mut(&process) else { return };
                 program.outbox.push((lease, other.0, MoverReport::Unknown));
                 continue;
@@ -703,10 +704,9 @@ impl Sim<'_> {
         let vram = ask.and_then(|(_, row)| row.hold()).map(|hold| hold.vram);
         // Who came after the last look, or has more than its lease, nobody could have reckoned with.
         let since = proven.saturating_sub(3 * self.shape.policy.period.0);
-        let intruded = gone.iter().any(|(card, _)| self.world.cards[*card].intruded_us >= since);
+        let intruded = gone.iter().any(|(card, _)| self.world.gpus[*card].uncapped_use_us >= since);
         let beyond = |(card, bytes): &(usize, Bytes)| {
-            let own =
-                self.world.cards[*card].residents.iter().filter(|resident| self.owner(&resident.process) == lease);
+            let own = self.world.gpus[*card].residents.iter().filter(|resident| self.owner(&resident.process) == lease);
             let own: Bytes = own.filter_map(|resident| resident.bytes).sum();
             vram.is_none_or(|vram| own + *bytes > vram)
         };
@@ -717,10 +717,10 @@ impl Sim<'_> {
         let overbooked = gone.iter().any(|(card, _)| self.is_overbooked(*card));
         let excused = ask.is_none_or(|(may_lose, _)| may_lose) || intruded || beyond || outdated || overbooked;
         must(2, excused, || format!("the driver loses {process:?} of {lease:?}, which lacked room: {gone:?}"))?;
-        self.lost += 1;
-        if self.luck.chance(500) {
+        self.lost_processes += 1;
+        if self.rng_parking.chance(500) {
             let leases = self.world.exit_process(process.0);
-            self.noticed(&leases);
+            self.schedule_member_reports(&leases);
         } else if let Some(program) = self.world.programs.get_mut(&process) {
             program.lost = true;
             self.say(process, MoverReport::Lost("out of memory".to_owned()));
@@ -735,7 +735,7 @@ impl Sim<'_> {
     /// Whether those who have a card may take more of it than there is: a stranger that was there got a lease, and
     /// others take what they were promised before, whenever they like.
     fn is_overbooked(&self, card: usize) -> bool {
-        let gpu = &self.world.cards[card];
+        let gpu = &self.world.gpus[card];
         let taken: Bytes = gpu.residents.iter().filter_map(|resident| resident.bytes).sum();
         let holds = self.disk.rows.leases.values().filter(|row| !matches!(row.phase, Phase::Parked(..)));
         let on = |hold: &&Hold| hold.gpus.iter().any(|of| usize::from(of.0) == card);
@@ -749,10 +749,10 @@ impl Sim<'_> {
         let Some((card, _)) = gone.and_then(|gone| gone.first()).copied() else { return };
         let tree = self.world.spawn();
         let stranger = self.world.trees[&tree].live[0];
-        let bytes = self.world.cards[card].free();
+        let bytes = self.world.gpus[card].free();
         self.world.allocate(card, stranger, bytes, false);
-        self.world.cards[card].intruded_us = self.t;
-        let stay = self.luck.within(S, 20 * S);
+        self.world.gpus[card].uncapped_use_us = self.t;
+        let stay = self.rng_parking.within(S, 20 * S);
         self.timers.set(self.t + stay, Timer::Exit(tree));
     }
 
@@ -760,18 +760,18 @@ impl Sim<'_> {
 
     /// The host's memory is looked at; and now and then it is not what it was, nor are programs and cards.
     pub(crate) fn read_ram(&mut self) -> Result<(), Violation> {
-        let delay = self.luck.within(S, 10 * S);
-        self.timers.set(self.t + delay, Timer::Ram(self.life));
-        if !self.calm && !self.shape.crowd && self.luck.chance(100) {
-            self.world.ram = Bytes::mib(self.luck.within(0, self.shape.habits.ram.0 >> 20));
+        let delay = self.rng_parking.within(S, 10 * S);
+        self.timers.set(self.t + delay, Timer::ReadHostMemory(self.life));
+        if !self.calm && !self.shape.crowd && self.rng_parking.chance(100) {
+            self.world.host_memory = Bytes::mib(self.rng_parking.within(0, self.shape.habits.ram.0 >> 20));
         }
-        if !self.calm && !self.shape.habits.orderly && self.luck.chance(5) {
-            let card = self.luck.below(self.world.cards.len() as u64) as usize;
-            self.world.cards[card].coarse ^= true;
+        if !self.calm && !self.shape.habits.orderly && self.rng_parking.chance(5) {
+            let card = self.rng_parking.below(self.world.gpus.len() as u64) as usize;
+            self.world.gpus[card].coarse ^= true;
         }
         self.recover()?;
         self.inspect();
-        let known = self.calm || !self.luck.chance(50);
+        let known = self.calm || !self.rng_parking.chance(50);
         let available = known.then(|| self.world.available());
         self.report(DaemonEvent::HostMemoryRead { available })
     }
@@ -779,7 +779,7 @@ impl Sim<'_> {
     /// Programs that could not be parked can be again.
     fn recover(&mut self) -> Result<(), Violation> {
         let unable = self.world.programs.iter().find(|(_, program)| program.cannot).map(|(process, _)| *process);
-        if let Some(process) = unable.filter(|_| self.luck.chance(300)) {
+        if let Some(process) = unable.filter(|_| self.rng_parking.chance(300)) {
             if let Some(program) = self.world.programs.get_mut(&process) {
                 program.cannot = false;
             }
@@ -793,22 +793,22 @@ impl Sim<'_> {
         if self.calm || self.shape.crowd {
             return Ok(());
         }
-        let delay = self.luck.within(S / 5, 5 * S);
-        self.timers.set(self.t + delay, Timer::Hand);
+        let delay = self.rng_parking.within(S / 5, 5 * S);
+        self.timers.set(self.t + delay, Timer::ByHand);
         let lease = self.some_lease_or_none();
         let owner = self.disk.rows.leases.get(&lease).map(|row| row.tenant.0 as usize);
         let owner = owner.and_then(|tenant| self.disk.rows.tenants.get(tenant)).map(|tenant| tenant.name.clone());
         let owner = owner.and_then(|name| self.callers.iter().position(|caller| caller.tenant == name));
-        let any = self.luck.below(self.callers.len() as u64) as usize;
-        let by = owner.filter(|_| self.luck.chance(700)).unwrap_or(any);
+        let any = self.rng_parking.below(self.callers.len() as u64) as usize;
+        let by = owner.filter(|_| self.rng_parking.chance(700)).unwrap_or(any);
         let caller = self.callers[by].clone();
-        let event = match self.luck.chance(500) {
+        let event = match self.rng_parking.chance(500) {
             true => Event::Lease(LeaseEvent::ParkRequested { by: caller, lease }),
             false => Event::Lease(LeaseEvent::ResumeRequested { by: caller, lease }),
         };
         self.call(SimCall { by, event, job: None })?;
         self.hint()?;
-        self.grab()
+        self.bind_foreign_process()
     }
 
     /// A hint, right or wrong, that a lease is used.
@@ -825,9 +825,9 @@ impl Sim<'_> {
     /// A lease that exists, or now and then one that does not, any more or yet.
     fn some_lease_or_none(&mut self) -> LeaseId {
         let leases = &self.disk.rows.leases;
-        let some = self.luck.below(leases.len() as u64) as usize;
-        let there = leases.keys().nth(some).copied().filter(|_| self.luck.chance(850));
-        there.unwrap_or_else(|| LeaseId(self.luck.within(1, self.disk.rows.meta.next_lease + 1)))
+        let some = self.rng_parking.below(leases.len() as u64) as usize;
+        let there = leases.keys().nth(some).copied().filter(|_| self.rng_parking.chance(850));
+        there.unwrap_or_else(|| LeaseId(self.rng_parking.within(1, self.disk.rows.meta.next_lease + 1)))
     }
 
     /// From now on programs do as they say.

@@ -1,13 +1,13 @@
-//! What a driver would say of the truth, sooner or later, or not at all.
+//! What a driver reports about the world: the truth, a part of it, or an error.
 
 use crate::rng::Rng;
 use crate::world::{GpuFault, SimGpu, World};
 use sublet_core::reading::{GpuFacts, GpuUsage, Reading, Resident, Unreadable};
 
-/// One look at a card.
-pub fn look(gpu: &SimGpu, rng: &mut Rng, failing: u64) -> Reading {
-    match gpu.ail {
-        GpuFault::Mute => return Reading::Unreadable(Unreadable::NoAnswer),
+/// Reads a GPU.
+pub fn read_gpu(gpu: &SimGpu, rng: &mut Rng, failing: u64) -> Reading {
+    match gpu.fault {
+        GpuFault::NoAnswer => return Reading::Unreadable(Unreadable::NoAnswer),
         GpuFault::Lost => return Reading::Unreadable(Unreadable::Lost),
         _ => {}
     }
@@ -23,7 +23,7 @@ pub fn look(gpu: &SimGpu, rng: &mut Rng, failing: u64) -> Reading {
     Reading::Used(GpuUsage { free: gpu.free(), processes, coarse: gpu.coarse })
 }
 
-/// The cards that the driver lists.
-pub fn list(world: &World) -> Vec<GpuFacts> {
-    world.cards.iter().filter(|gpu| gpu.ail != GpuFault::Hidden).map(|gpu| gpu.facts.clone()).collect()
+/// Lists the GPUs that the driver knows.
+pub fn list_gpus(world: &World) -> Vec<GpuFacts> {
+    world.gpus.iter().filter(|gpu| gpu.fault != GpuFault::NotListed).map(|gpu| gpu.facts.clone()).collect()
 }

@@ -1,11 +1,11 @@
-//! The only source of chance: xoshiro256++, seeded through SplitMix64.
+//! The only source of random numbers: xoshiro256++, seeded by SplitMix64.
 
 /// A stream of numbers that depends on its seed alone.
 #[derive(Clone, Debug)]
 pub struct Rng([u64; 4]);
 
 impl Rng {
-    /// The stream of this seed.
+    /// Returns the stream of this seed.
     pub fn new(seed: u64) -> Rng {
         let mut state = seed;
         let mut split = || {
@@ -18,7 +18,7 @@ impl Rng {
         Rng([split(), split(), split(), split()])
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn draw(&mut self) -> u64 {
         let [a, b, c, d] = self.0;
         let result = a.wrapping_add(d).rotate_left(23).wrapping_add(a);
@@ -27,27 +27,27 @@ impl Rng {
         result
     }
 
-    /// A number below `n`; zero if `n` is.
+    /// Returns a number below `n`; 0 if `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.draw()) * u128::from(n)) >> 64) as u64
     }
 
-    /// A number from `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, both included.
     pub fn within(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high.saturating_sub(low) + 1)
     }
 
-    /// True so many times in a thousand.
+    /// True in `permille` of 1,000 draws.
     pub fn chance(&mut self, permille: u64) -> bool {
         self.below(1000) < permille
     }
 
-    /// One of these.
+    /// Returns one of these.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// One of these, if there are any.
+    /// Returns one of these; `None` if there are none.
     pub fn some<T: Copy>(&mut self, from: &[T]) -> Option<T> {
         (!from.is_empty()).then(|| self.pick(from))
     }

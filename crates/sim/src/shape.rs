@@ -1,10 +1,10 @@
-//! What kind of world a seed makes: how many cards, people and faults.
+//! The shape of the world that a seed makes: how many GPUs, tenants, jobs and faults.
 
 use crate::programs::ProgramHabits;
 use crate::rng::Rng;
 use crate::unleased::UnleasedShape;
-use sublet_core::policy::{Caps, HeadStart, Parking, Policy, Renewal};
 use sublet_core::reading::GpuFacts;
+use sublet_core::settings::{Caps, HeadStart, Parking, Policy, Renewal};
 use sublet_core::units::{Bytes, Span};
 
 /// One second, in µs.
@@ -13,92 +13,100 @@ pub const S: u64 = 1_000_000;
 /// The fixed properties of a world.
 #[derive(Clone, Debug)]
 pub struct WorldShape {
-    /// Its cards; whether each hides the bytes per process.
-    pub cards: Vec<(GpuFacts, bool)>,
+    /// Its GPUs, and whether each hides the bytes of single processes.
+    pub gpus: Vec<(GpuFacts, bool)>,
     /// Tenants beside the operator.
     pub tenants: usize,
-    /// Jobs that live, wait or think at a time.
+    /// The number of jobs.
     pub jobs: usize,
-    /// The rules of the house.
+    /// The policy of the daemon.
     pub policy: Policy,
-    /// From tick to tick.
+    /// From tick to tick, in µs.
     pub tick_us: u64,
-    /// Longest term anybody asks for.
+    /// The longest term of a request.
     pub ttl_max_s: u64,
-    /// How often things go wrong.
+    /// How often faults happen.
     pub faults: FaultRates,
     /// What its programs are like.
     pub habits: ProgramHabits,
-    /// How strangers are looked after.
-    pub vigil: UnleasedShape,
-    /// Thirty holders take turns on its one card.
+    /// How unleased processes are treated.
+    pub unleased: UnleasedShape,
+    /// Thirty holders share its one GPU by time slices.
     pub crowd: bool,
 }
 
-/// How often things go wrong, in thousandths where nothing else is said.
+/// How often faults happen, in 1,000 where nothing else is said.
 #[derive(Clone, Copy, Debug)]
 pub struct FaultRates {
-    /// Of looks that fail.
-    pub looks: u64,
-    /// Of looks that take longer than a period.
-    pub slow: u64,
-    /// Of commits that something happens to.
+    /// Readings that fail.
+    pub failed_readings: u64,
+    /// Readings that take longer than a period.
+    pub slow_readings: u64,
+    /// Commits that fail.
     pub commits: u64,
-    /// Seconds from one larger fault to the next, at the most; zero: none.
+    /// The longest time between two larger faults in seconds; 0: there are none.
     pub every_s: u64,
-    /// Seconds from one stranger to the next, at the most; zero: none.
-    pub strangers_s: u64,
+    /// The longest time between two unleased processes in seconds; 0: there are none.
+    pub unleased_s: u64,
 }
 
 impl WorldShape {
-    /// The world of a seed. What has to do with parking has its own luck: a world in which nobody is
-    /// parked is the same with it and without. So has what has to do with making room, which nobody does
-    /// in a still world; and so has what has to do with strangers.
-    pub fn draw(rng: &mut Rng, luck: &mut Rng, whim: &mut Rng, vigil: UnleasedShape, still: bool) -> WorldShape {
+    /// Draws the world of a seed. Parking, preemption and unleased processes have streams of their own: a world in
+    /// which none of them happens is the same with and without them.
+    pub fn draw(
+        rng: &mut Rng,
+        rng_parking: &mut Rng,
+        rng_preemption: &mut Rng,
+        unleased: UnleasedShape,
+        without_preemption: bool,
+    ) -> WorldShape {
         let cards = rng.pick(&[1, 1, 2, 2, 3, 4, 4, 6, 8]);
-        let cards: Vec<_> = (0..cards).map(|index| card(rng, index)).collect();
+        let gpus: Vec<_> = (0..cards).map(|index| draw_gpu(rng, index)).collect();
         let crowded = rng.chance(30);
-        let jobs = if crowded { rng.within(500, 3_000) } else { rng.within(2, 12 * cards.len() as u64 + 10) };
-        // Where strangers come one at a time there is room for them.
-        let jobs = if vigil.awake && vigil.rare { jobs.min(cards.len() as u64) } else { jobs };
+        let jobs = if crowded { rng.within(500, 3_000) } else { rng.within(2, 12 * gpus.len() as u64 + 10) };
+        // Where unleased processes come one at a time there is room for them.
+        let jobs = if unleased.is_monitored && unleased.one_at_a_time { jobs.min(gpus.len() as u64) } else { jobs };
         let tenants = rng.within(1, 6) as usize;
-        let habits = ProgramHabits::draw(luck);
-        let habits = if still { habits } else { habits.pressed(whim) };
+        let habits = ProgramHabits::draw(rng_parking);
+        let habits = if without_preemption { habits } else { habits.pressed(rng_preemption) };
         WorldShape {
             tenants,
             jobs: jobs as usize,
-            policy: Policy { enforcement: vigil.patience, ..in_which_parks(policy(rng, crowded), habits, luck, whim) },
+            policy: Policy {
+                enforcement: unleased.times,
+                ..with_parking(draw_policy(rng, crowded), habits, rng_parking, rng_preemption)
+            },
             tick_us: rng.pick(&[S / 4, S / 2, S, S]),
-            // Nobody can say when whoever stands behind a longer term than may be held is served.
+            // No bound is known for a waiter behind a term that is longer than a lease may be held.
             ttl_max_s: rng.pick(if habits.orderly { &[10] } else { &[10, 30, 60, 120] }),
-            faults: if habits.orderly { gentle(rates(rng)) } else { rates(rng) },
-            cards,
+            faults: if habits.orderly { without_faults(draw_fault_rates(rng)) } else { draw_fault_rates(rng) },
+            gpus,
             habits,
-            vigil,
+            unleased,
             crowd: false,
         }
     }
 
-    /// Thirty holders of one card, each of which takes most of it: all are at work, and nothing goes wrong.
-    pub fn crowd(vigil: UnleasedShape) -> WorldShape {
+    /// Thirty holders of one GPU, each of which takes most of it: all of them are busy, and there are no faults.
+    pub fn crowd(unleased: UnleasedShape) -> WorldShape {
         let habits = ProgramHabits::gentle();
         let parking = Parking { space: Bytes::gib(1_000), ..Parking::default() };
         WorldShape {
-            cards: vec![(GpuFacts::plain(0, Bytes::gib(24)), false)],
+            gpus: vec![(GpuFacts::plain(0, Bytes::gib(24)), false)],
             tenants: 5,
             jobs: 30,
             policy: Policy { parking, hold_max: Span::secs(1_800), ..Policy::default() },
             tick_us: S,
             ttl_max_s: 60,
-            faults: FaultRates { looks: 0, slow: 0, commits: 0, every_s: 0, strangers_s: 0 },
+            faults: FaultRates { failed_readings: 0, slow_readings: 0, commits: 0, every_s: 0, unleased_s: 0 },
             habits,
-            vigil,
+            unleased,
             crowd: true,
         }
     }
 }
 
-fn card(rng: &mut Rng, index: u32) -> (GpuFacts, bool) {
+fn draw_gpu(rng: &mut Rng, index: u32) -> (GpuFacts, bool) {
     let (gib, name) = rng.pick(&[(8, "Tiny 8"), (24, "Desk 24"), (24, "Desk 24"), (80, "Rack 80")]);
     let facts = GpuFacts {
         name: name.to_owned(),
@@ -110,8 +118,8 @@ fn card(rng: &mut Rng, index: u32) -> (GpuFacts, bool) {
     (facts, rng.chance(100))
 }
 
-/// Rules of a house, most of them tight enough to be felt.
-pub fn policy(rng: &mut Rng, crowded: bool) -> Policy {
+/// Draws a policy with limits that are mostly reached.
+pub fn draw_policy(rng: &mut Rng, crowded: bool) -> Policy {
     let tight = |rng: &mut Rng| rng.chance(300);
     let caps = Caps {
         vram: tight(rng).then(|| Bytes::gib(rng.within(4, 60))),
@@ -141,31 +149,32 @@ pub fn policy(rng: &mut Rng, crowded: bool) -> Policy {
     }
 }
 
-/// The same rules, with a place for what leaves a card.
-pub fn in_which_parks(policy: Policy, habits: ProgramHabits, luck: &mut Rng, whim: &mut Rng) -> Policy {
-    let parked = (habits.library > 0 && luck.chance(200)).then(|| Bytes::gib(luck.within(1, 40)));
-    let policy = Policy { parking: habits.parking(luck, whim), caps: Caps { parked, ..policy.caps }, ..policy };
+/// The same policy with parking.
+pub fn with_parking(policy: Policy, habits: ProgramHabits, rng_parking: &mut Rng, rng_preemption: &mut Rng) -> Policy {
+    let parked = (habits.library > 0 && rng_parking.chance(200)).then(|| Bytes::gib(rng_parking.within(1, 40)));
+    let policy =
+        Policy { parking: habits.parking(rng_parking, rng_preemption), caps: Caps { parked, ..policy.caps }, ..policy };
     if !habits.orderly {
         return policy;
     }
     let span = Span::secs(1);
     let head_start = HeadStart { interactive: span, batch: span, spot: span, priority: Span::ZERO };
-    Policy { hold_max: Span::secs(luck.pick(&[20, 40])), debt_max: Span::ZERO, head_start, ..policy }
+    Policy { hold_max: Span::secs(rng_parking.pick(&[20, 40])), debt_max: Span::ZERO, head_start, ..policy }
 }
 
-/// Nothing goes wrong but what programs do.
-fn gentle(rates: FaultRates) -> FaultRates {
-    FaultRates { looks: 0, commits: 0, every_s: 0, strangers_s: 0, ..rates }
+/// Without faults, except those of programs.
+fn without_faults(rates: FaultRates) -> FaultRates {
+    FaultRates { failed_readings: 0, commits: 0, every_s: 0, unleased_s: 0, ..rates }
 }
 
-fn rates(rng: &mut Rng) -> FaultRates {
+fn draw_fault_rates(rng: &mut Rng) -> FaultRates {
     let gentle = rng.chance(150);
     let pick = |rng: &mut Rng, from: &[u64]| if gentle { 0 } else { rng.pick(from) };
     FaultRates {
-        looks: pick(rng, &[0, 10, 50, 200]),
-        slow: pick(rng, &[0, 10, 100]),
+        failed_readings: pick(rng, &[0, 10, 50, 200]),
+        slow_readings: pick(rng, &[0, 10, 100]),
         commits: pick(rng, &[0, 2, 10, 40]),
         every_s: pick(rng, &[0, 10, 60, 300]),
-        strangers_s: pick(rng, &[0, 5, 30, 120]),
+        unleased_s: pick(rng, &[0, 5, 30, 120]),
     }
 }

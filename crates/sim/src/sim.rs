@@ -1,4 +1,4 @@
-//! The loop: what is due next happens, in a world that one seed made.
+//! The loop of the simulation: it takes the earliest timer and does what is due.
 
 use crate::checker::{Checker, Violation};
 use crate::daemon::{CommitFate, SimDaemon, actors, tenant_name};
@@ -23,84 +23,85 @@ use sublet_core::mutant::Mutant;
 use sublet_core::reading::{GpuReading, Reading};
 use sublet_core::units::{Span, Time};
 
-/// Once the world is calm it is counted who still waits after so many turns.
-const TURNS_A_COUNT: usize = 16;
-/// Waiters that are served one by one when the world calms down; the others give up.
+/// In a calm world the waiters are counted after this many timers: to count them takes longer than a timer.
+const TIMERS_PER_COUNT: usize = 16;
+/// Waiters that are served one by one when the world calms down; the requests of all others are revoked.
 const CALM_WAITERS: usize = 120;
 
-/// Tells the luck of parking from that of everything else.
-const LUCK: u64 = 0x7061_721D;
-/// And that of a journal that lost lines.
+/// Separates the random stream of parking from the others.
+const RNG_PARKING: u64 = 0x7061_721D;
+/// Separates the stream of journals that lost lines.
 const RNG_LOSSES: u64 = 0x6C6F_7373;
-/// And that of making room.
-const WHIM: u64 = 0x726F_6F6D;
-/// And that of wrappers.
-const DOOM: u64 = 0x646F_6F6D;
-/// And that of strangers.
-const ODDS: u64 = 0x6F64_6473;
-/// And that of those who are parked in place of being ended.
-const MOOD: u64 = 0x6D6F_6F64;
-/// And that of who takes more than its lease.
-const GREED: u64 = 0x6772_6565;
+/// Separates the stream of preemption.
+const RNG_PREEMPTION: u64 = 0x726F_6F6D;
+/// Separates the stream of wrappers.
+const RNG_WRAPPERS: u64 = 0x646F_6F6D;
+/// Separates the stream of unleased processes.
+const RNG_UNLEASED: u64 = 0x6F64_6473;
+/// Separates the stream of unleased processes that are parked instead of ended.
+const RNG_UNLEASED_PARKING: u64 = 0x6D6F_6F64;
+/// Separates the stream of leases that are exceeded.
+const RNG_OVERUSE: u64 = 0x6772_6565;
 
-/// And that of who goes where its lease is not.
-const ASTRAY: u64 = 0x7374_7261;
+/// Separates the stream of processes that use a GPU which their lease does not have.
+const RNG_OFF_LEASE: u64 = 0x7374_7261;
 
-/// And that of who binds what another lease has.
-const GRABS: u64 = 0x6772_6162;
+/// Separates the stream of processes that are bound to a second lease.
+const RNG_REBINDING: u64 = 0x6772_6162;
 
-/// And that of whose contexts leave cards, too.
-const DEPTH: u64 = 0x6465_7074;
+/// Separates the stream of contexts that the driver moves.
+const RNG_CONTEXTS: u64 = 0x6465_7074;
 
-/// The random stream of hints that parked leases are used.
+/// Separates the stream of hints that parked leases are used.
 const RNG_HINTS: u64 = 0x6869_6E74;
 
-/// The random stream of GPUs that step aside. With this number the first 600 worlds still meet the rarest planted bugs.
+/// Separates the stream of GPUs that step aside. With this number the first 600 worlds still meet the rarest planted
+/// bugs.
 const RNG_ASIDE: u64 = 0x6173_8e0a;
 
-/// Everything there is, for one seed.
+/// The whole simulation of one seed.
 #[derive(Debug)]
 pub struct Sim<'a> {
     pub(crate) rng: Rng,
-    /// Of what has to do with parking.
-    pub(crate) luck: Rng,
-    /// So many starts in a thousand find that lines are missing.
-    pub(crate) losses: u64,
+    /// Draws about parking.
+    pub(crate) rng_parking: Rng,
+    /// How many starts in 1,000 find that journal lines are missing.
+    pub(crate) losses_permille: u64,
     pub(crate) rng_losses: Rng,
-    /// Of what has to do with making room.
-    pub(crate) whim: Rng,
-    /// Of which wrappers die alone.
-    pub(crate) doom: Rng,
-    /// Of what has to do with strangers.
-    pub(crate) odds: Rng,
-    /// Of those among them who are parked in place of being ended.
-    pub(crate) mood: Rng,
-    /// Of who goes where its lease is not, and how often somebody does, in thousandths.
-    pub(crate) astray: (Rng, u64),
-    /// Of who binds processes that other leases have, and how often somebody does, in thousandths.
-    pub(crate) grabs: (Rng, u64),
-    /// Hints that parked leases are used, and how often one comes with a call by hand, in thousandths.
+    /// Draws about preemption.
+    pub(crate) rng_preemption: Rng,
+    /// Draws which wrappers exit without their programs.
+    pub(crate) rng_wrappers: Rng,
+    /// Draws about unleased processes.
+    pub(crate) rng_unleased: Rng,
+    /// Draws which unleased processes are parked instead of ended.
+    pub(crate) rng_unleased_parking: Rng,
+    /// Draws which processes use a GPU that their lease does not have, and how often in 1,000.
+    pub(crate) rng_off_lease: (Rng, u64),
+    /// Draws which processes of other leases are bound to a lease, and how often in 1,000.
+    pub(crate) rng_rebinding: (Rng, u64),
+    /// Draws hints that parked leases are used, and how often in 1,000 one comes with a call by hand.
     pub(crate) rng_hints: (Rng, u64),
-    /// GPUs that step aside, and how many seconds there are at most from one request to the next; zero: none.
+    /// Draws which GPUs step aside, and the longest time between two requests in seconds; 0: there are none.
     pub(crate) rng_aside: (Rng, u64),
-    /// Of who takes more than its lease.
-    pub(crate) greed: Rng,
-    /// Of whose contexts leave cards, too.
-    pub(crate) depth: Rng,
+    /// Draws which leases are exceeded.
+    pub(crate) rng_overuse: Rng,
+    /// Draws which contexts the driver moves.
+    pub(crate) rng_contexts: Rng,
     pub(crate) shape: WorldShape,
     pub(crate) story: &'a Story,
     /// True time, in µs.
     pub(crate) t: u64,
-    /// True time less the daemon's time.
+    /// True time minus the daemon's time.
     pub(crate) lag: u64,
     pub(crate) wall_us: u64,
     pub(crate) timers: Timers,
     pub(crate) world: World,
     pub(crate) jobs: Vec<SimJob>,
-    pub(crate) by_lease: BTreeMap<LeaseId, u32>,
+    pub(crate) job_of_lease: BTreeMap<LeaseId, u32>,
     pub(crate) disk: SimDisk,
     pub(crate) daemon: Option<SimDaemon>,
-    /// Which daemon lives; timers of earlier ones are void.
+    /// The number of the running daemon; timers of earlier ones do nothing.
     pub(crate) life: u32,
     pub(crate) boot: u32,
     pub(crate) booted: u32,
@@ -114,58 +115,62 @@ pub struct Sim<'a> {
     pub(crate) kill_at: Option<(u64, CommitFate)>,
     /// How long the daemon ran before the world calmed down.
     pub(crate) elapsed: Span,
-    /// Processes that a restore lost.
-    pub(crate) lost: u64,
-    /// How often the driver took what was left of a parked holder, and how many processes of such it brought back.
-    pub(crate) deep: (u64, u64),
+    /// How many processes were lost by a restore.
+    pub(crate) lost_processes: u64,
+    /// How often the driver took the contexts of a parked holder, and how many processes it brought back from that.
+    pub(crate) context_moves: (u64, u64),
     /// Wrappers with a hook, by lease.
     pub(crate) wrappers: BTreeMap<LeaseId, SimWrapper>,
     /// Leases whose processes got SIGTERM.
-    pub(crate) termed: BTreeSet<LeaseId>,
-    /// When strangers last got SIGTERM.
-    pub(crate) struck: BTreeMap<ProcKey, u64>,
-    looks: Vec<Option<PendingReading>>,
+    pub(crate) sigterm_leases: BTreeSet<LeaseId>,
+    /// When each unleased process last got SIGTERM.
+    pub(crate) sigterm_sent: BTreeMap<ProcKey, u64>,
+    pending_readings: Vec<Option<PendingReading>>,
 }
 
-/// A look under way.
+/// A reading that has begun and is not delivered.
 #[derive(Debug)]
 struct PendingReading {
-    card: u16,
+    gpu: u16,
     begun: Time,
-    /// What was seen, if it was seen at once.
+    /// The result, if it was read at the beginning.
     reading: Option<Reading>,
 }
 
 impl<'a> Sim<'a> {
-    /// The world of a seed, with a bug planted or not, and a commit to die in or not.
+    /// Returns the world of a seed.
     pub fn new(seed: u64, story: &'a Story, options: RunOptions) -> Sim<'a> {
-        let RunOptions { planted, kill_at, still, blind, crowd, .. } = options;
+        let RunOptions { planted, kill_at, without_preemption, without_enforcement, crowd, .. } = options;
         let mut rng = Rng::new(seed);
-        let mut luck = Rng::new(seed ^ LUCK);
-        let mut whim = Rng::new(seed ^ WHIM);
-        let mut odds = Rng::new(seed ^ ODDS);
-        let mut mood = Rng::new(seed ^ MOOD);
-        let vigil = UnleasedShape::draw(&mut odds, &mut mood, blind || still || crowd);
-        let mut greed = Rng::new(seed ^ GREED);
-        let mut astray = Rng::new(seed ^ ASTRAY);
-        let often = astray.pick(&[0, 0, 40, 200]);
-        let mut grabs = Rng::new(seed ^ GRABS);
-        let grasping = grabs.pick(&[0, 0, 30, 200]);
+        let mut rng_parking = Rng::new(seed ^ RNG_PARKING);
+        let mut rng_preemption = Rng::new(seed ^ RNG_PREEMPTION);
+        let mut rng_unleased = Rng::new(seed ^ RNG_UNLEASED);
+        let mut rng_unleased_parking = Rng::new(seed ^ RNG_UNLEASED_PARKING);
+        let unleased = UnleasedShape::draw(
+            &mut rng_unleased,
+            &mut rng_unleased_parking,
+            without_enforcement || without_preemption || crowd,
+        );
+        let mut rng_overuse = Rng::new(seed ^ RNG_OVERUSE);
+        let mut rng_off_lease = Rng::new(seed ^ RNG_OFF_LEASE);
+        let off_lease_permille = rng_off_lease.pick(&[0, 0, 40, 200]);
+        let mut rng_rebinding = Rng::new(seed ^ RNG_REBINDING);
+        let rebinding_permille = rng_rebinding.pick(&[0, 0, 30, 200]);
         let mut rng_losses = Rng::new(seed ^ RNG_LOSSES);
-        let losses = rng_losses.pick(&[0, 0, 0, 300]);
+        let losses_permille = rng_losses.pick(&[0, 0, 0, 300]);
         let mut rng_hints = Rng::new(seed ^ RNG_HINTS);
-        let hints = rng_hints.pick(&[0, 0, 200, 900]);
+        let hints_permille = rng_hints.pick(&[0, 0, 200, 900]);
         let mut rng_aside = Rng::new(seed ^ RNG_ASIDE);
-        let asides = if crowd || still { 0 } else { rng_aside.pick(&[0, 0, 0, 20, 60]) };
+        let aside_every_s = if crowd || without_preemption { 0 } else { rng_aside.pick(&[0, 0, 0, 20, 60]) };
         let mut shape = if crowd {
-            WorldShape::crowd(vigil)
+            WorldShape::crowd(unleased)
         } else {
-            WorldShape::draw(&mut rng, &mut luck, &mut whim, vigil, still)
+            WorldShape::draw(&mut rng, &mut rng_parking, &mut rng_preemption, unleased, without_preemption)
         };
-        shape.policy.overuse_grace = Span::secs(greed.pick(&[1, 5, 15, 60]));
-        let mut depth = Rng::new(seed ^ DEPTH);
-        if !still && !crowd {
-            shape.deepen(&mut depth);
+        shape.policy.overuse_grace = Span::secs(rng_overuse.pick(&[1, 5, 15, 60]));
+        let mut rng_contexts = Rng::new(seed ^ RNG_CONTEXTS);
+        if !without_preemption && !crowd {
+            shape.deepen(&mut rng_contexts);
         }
         let world = World::new(&shape, &mut rng);
         let caller = |n| {
@@ -178,7 +183,7 @@ impl<'a> Sim<'a> {
             wall_us: rng.below(4_000_000_000_000_000),
             timers: Timers::default(),
             jobs: (0..shape.jobs).map(|_| SimJob::new(rng.below(shape.tenants as u64) as usize)).collect(),
-            by_lease: BTreeMap::new(),
+            job_of_lease: BTreeMap::new(),
             disk: SimDisk::default(),
             daemon: None,
             life: 0,
@@ -193,28 +198,28 @@ impl<'a> Sim<'a> {
             sabotage: planted.and_then(Planted::sabotage),
             kill_at,
             elapsed: Span::ZERO,
-            lost: 0,
-            deep: (0, 0),
+            lost_processes: 0,
+            context_moves: (0, 0),
             wrappers: BTreeMap::new(),
-            termed: BTreeSet::new(),
-            struck: BTreeMap::new(),
-            looks: Vec::new(),
+            sigterm_leases: BTreeSet::new(),
+            sigterm_sent: BTreeMap::new(),
+            pending_readings: Vec::new(),
             world,
             story,
             rng,
-            luck,
-            losses,
+            rng_parking,
+            losses_permille,
             rng_losses,
-            whim,
-            doom: Rng::new(seed ^ DOOM),
-            odds,
-            mood,
-            greed,
-            depth,
-            astray: (astray, often),
-            grabs: (grabs, grasping),
-            rng_hints: (rng_hints, hints),
-            rng_aside: (rng_aside, asides),
+            rng_preemption,
+            rng_wrappers: Rng::new(seed ^ RNG_WRAPPERS),
+            rng_unleased,
+            rng_unleased_parking,
+            rng_overuse,
+            rng_contexts,
+            rng_off_lease: (rng_off_lease, off_lease_permille),
+            rng_rebinding: (rng_rebinding, rebinding_permille),
+            rng_hints: (rng_hints, hints_permille),
+            rng_aside: (rng_aside, aside_every_s),
             shape,
         }
     }
@@ -224,32 +229,32 @@ impl<'a> Sim<'a> {
         Time(self.t - self.lag)
     }
 
-    /// So many events, then calm.
+    /// Runs `steps` events, then calms the world down.
     pub fn run(&mut self, steps: u64) -> Result<(), Violation> {
         self.restart()?;
         for job in 0..self.jobs.len() as u32 {
             let delay = self.rng.below(20 * S);
-            self.alarm(job, delay);
+            self.set_job_timer(job, delay);
         }
-        self.timers.set(self.t + S, Timer::Mischief);
+        self.timers.set(self.t + S, Timer::WrongCall);
         self.timers.set(self.t + S, Timer::Operator);
         if self.parks() {
-            self.timers.set(self.t + 5 * S, Timer::Hand);
+            self.timers.set(self.t + 5 * S, Timer::ByHand);
         }
-        self.again_fault();
-        self.again_stranger();
-        self.again_lodger();
-        self.again_aside();
-        self.timers.set(self.t + 3 * S, Timer::Warden);
+        self.schedule_fault();
+        self.schedule_short_unleased();
+        self.schedule_long_unleased();
+        self.schedule_aside();
+        self.timers.set(self.t + 3 * S, Timer::ChangeEnforcement);
         let begun = self.now();
         while self.story.step.get() < steps {
-            self.turn()?;
+            self.run_next_timer()?;
         }
         self.elapsed = self.now().since(begun);
         self.calm_down()
     }
 
-    fn turn(&mut self) -> Result<(), Violation> {
+    fn run_next_timer(&mut self) -> Result<(), Violation> {
         let Some((at, timer)) = self.timers.pop() else { return Ok(()) };
         self.wall_us += at.saturating_sub(self.t);
         self.t = self.t.max(at);
@@ -261,50 +266,50 @@ impl<'a> Sim<'a> {
         }
         match timer {
             Timer::Tick(life) if life == self.life => self.tick(),
-            Timer::Look(life, card) if life == self.life => self.look(card),
-            Timer::Seen(life, look) => self.seen(life, look),
+            Timer::BeginReading(life, gpu) if life == self.life => self.begin_reading(gpu),
+            Timer::FinishReading(life, reading) => self.finish_reading(life, reading),
             Timer::Synced(life) if life == self.life => self.synced(),
-            Timer::Says(life, lease) if life == self.life => self.says(LeaseId(lease)),
-            Timer::Relist(life) if life == self.life => self.relist(),
-            Timer::Sent(life, lease, signal) if life == self.life => {
+            Timer::ReportMembers(life, lease) if life == self.life => self.says(LeaseId(lease)),
+            Timer::ListGpus(life) if life == self.life => self.list_gpus(),
+            Timer::SignalSent(life, lease, signal) if life == self.life => {
                 self.report(LeaseEvent::SignalSent { lease: LeaseId(lease), signal })
             }
             Timer::StallOver(life) if life == self.life => self.stall_over(),
             Timer::Restart if self.daemon.is_none() => self.restart(),
-            Timer::Wake(job, turn) => self.wake(job, turn),
+            Timer::Job(job, turn) => self.advance_job(job, turn),
             Timer::Exit(tree) => {
                 let leases = self.world.exit(tree);
-                self.noticed(&leases);
+                self.schedule_member_reports(&leases);
                 Ok(())
             }
-            Timer::Stranger => self.stranger(),
-            Timer::Fault => self.fault(),
-            Timer::Heal(card) => self.heal(card),
-            Timer::Mischief => self.mischief(),
-            Timer::Operator => self.operate(),
-            Timer::Aside => self.aside(),
+            Timer::ShortUnleased => self.start_short_unleased(),
+            Timer::Fault => self.inject_fault(),
+            Timer::MendGpu(gpu) => self.mend_gpu(gpu),
+            Timer::WrongCall => self.make_wrong_call(),
+            Timer::Operator => self.act_as_operator(),
+            Timer::Aside => self.request_aside(),
             Timer::DiskFreed => self.disk_freed(),
             Timer::AcceptLoss => self.accept_loss(),
-            Timer::Connect(life, process, rung) if life == self.life => self.connect((process, rung)),
-            Timer::Hear(life, process, rung) if life == self.life => self.hear((process, rung)),
-            Timer::Mind(life, process, rung) if life == self.life => self.mind((process, rung)),
-            Timer::Left(life, lease, process, rung, died) if life == self.life => {
-                self.left(LeaseId(lease), (process, rung), died)
+            Timer::Connect(life, process, method) if life == self.life => self.connect((process, method)),
+            Timer::DeliverReport(life, process, method) if life == self.life => self.hear((process, method)),
+            Timer::CheckProgram(life, process, method) if life == self.life => self.mind((process, method)),
+            Timer::ProgramExited(life, lease, process, method, died) if life == self.life => {
+                self.left(LeaseId(lease), (process, method), died)
             }
-            Timer::Done(process, rung, turn) => self.done((process, rung), turn),
-            Timer::Heed(life, lease) if life == self.life => self.heed(LeaseId(lease)),
-            Timer::Hooked(lease, turn) => self.hook_done(LeaseId(lease), turn),
-            Timer::Orphan(lease) => self.orphan(LeaseId(lease)),
-            Timer::Ram(life) if life == self.life => self.read_ram(),
-            Timer::Hand => self.hand(),
-            Timer::Die(process) => self.perish(process),
-            Timer::Lodger => self.lodger(),
-            Timer::Audit(life, process) if life == self.life => self.audit(process),
-            Timer::Gone(life, process) if life == self.life => self.report(UnleasedEvent::Exited { process }),
-            Timer::SelfTest(life) if life == self.life => self.self_test(),
-            Timer::Blow(life, blow) if life == self.life => self.blow(blow),
-            Timer::Landed(life, blow) if life == self.life => self.landed(blow),
-            Timer::Warden => self.warden(),
+            Timer::OrderDone(process, method, turn) => self.done((process, method), turn),
+            Timer::WrapperPoll(life, lease) if life == self.life => self.heed(LeaseId(lease)),
+            Timer::HookDone(lease, turn) => self.hook_done(LeaseId(lease), turn),
+            Timer::WrapperExits(lease) => self.orphan(LeaseId(lease)),
+            Timer::ReadHostMemory(life) if life == self.life => self.read_ram(),
+            Timer::ByHand => self.hand(),
+            Timer::ExitBySignal(process) => self.exit_by_signal(process),
+            Timer::LongUnleased => self.start_long_unleased(),
+            Timer::Audit(life, process) if life == self.life => self.deliver_audit(process),
+            Timer::ReportExit(life, process) if life == self.life => self.report(UnleasedEvent::Exited { process }),
+            Timer::SelfTest(life) if life == self.life => self.run_self_test(),
+            Timer::SendSignal(life, blow) if life == self.life => self.send_signal(blow),
+            Timer::SignalOutcome(life, blow) if life == self.life => self.report_signal_outcome(blow),
+            Timer::ChangeEnforcement => self.change_enforcement(),
             _ => Ok(()),
         }
     }
@@ -312,93 +317,96 @@ impl<'a> Sim<'a> {
     fn tick(&mut self) -> Result<(), Violation> {
         self.timers.set(self.t + self.shape.tick_us, Timer::Tick(self.life));
         self.report(DaemonEvent::Ticked)?;
-        self.look_again();
+        self.request_due_audits();
         Ok(())
     }
 
-    // ---- eyes --------------------------------------------------------------
+    // ---- readings ----------------------------------------------------------
 
-    fn look(&mut self, card: u16) -> Result<(), Violation> {
+    fn begin_reading(&mut self, number: u16) -> Result<(), Violation> {
         let period = self.shape.policy.period.0;
-        self.timers.set(self.t + period, Timer::Look(self.life, card));
-        let failing = if self.calm { 0 } else { self.shape.faults.looks };
-        let slow = !self.calm && self.rng.chance(self.shape.faults.slow);
+        self.timers.set(self.t + period, Timer::BeginReading(self.life, number));
+        let failing = if self.calm { 0 } else { self.shape.faults.failed_readings };
+        let slow = !self.calm && self.rng.chance(self.shape.faults.slow_readings);
         let delay = if slow { self.rng.within(period, 4 * period) } else { self.rng.below(period / 20) };
         let at_once = self.rng.chance(500);
-        let reading = at_once.then(|| readings::look(&self.world.cards[card as usize], &mut self.rng, failing));
-        let look = PendingReading { card, begun: self.now(), reading };
-        let place = self.looks.iter().position(Option::is_none).unwrap_or(self.looks.len());
-        match self.looks.get_mut(place) {
-            Some(free) => *free = Some(look),
-            None => self.looks.push(Some(look)),
+        let reading = at_once.then(|| readings::read_gpu(&self.world.gpus[number as usize], &mut self.rng, failing));
+        let pending = PendingReading { gpu: number, begun: self.now(), reading };
+        let slot = self.pending_readings.iter().position(Option::is_none).unwrap_or(self.pending_readings.len());
+        match self.pending_readings.get_mut(slot) {
+            Some(free) => *free = Some(pending),
+            None => self.pending_readings.push(Some(pending)),
         }
-        self.timers.set(self.t + delay, Timer::Seen(self.life, place as u32));
+        self.timers.set(self.t + delay, Timer::FinishReading(self.life, slot as u32));
         Ok(())
     }
 
-    fn seen(&mut self, life: u32, place: u32) -> Result<(), Violation> {
-        let Some(PendingReading { card, begun, reading }) = self.looks[place as usize].take() else { return Ok(()) };
+    fn finish_reading(&mut self, life: u32, slot: u32) -> Result<(), Violation> {
+        let Some(PendingReading { gpu: number, begun, reading }) = self.pending_readings[slot as usize].take() else {
+            return Ok(());
+        };
         if life != self.life {
             return Ok(());
         }
-        let failing = if self.calm { 0 } else { self.shape.faults.looks };
-        let gpu = &self.world.cards[card as usize];
-        let reading = reading.unwrap_or_else(|| readings::look(gpu, &mut self.rng, failing));
-        let uuid = self.world.cards[card as usize].facts.uuid.clone();
+        let failing = if self.calm { 0 } else { self.shape.faults.failed_readings };
+        let gpu = &self.world.gpus[number as usize];
+        let reading = reading.unwrap_or_else(|| readings::read_gpu(gpu, &mut self.rng, failing));
+        let uuid = self.world.gpus[number as usize].facts.uuid.clone();
         let there = match &reading {
             Reading::Used(used) => used.processes.iter().map(|resident| resident.process).collect(),
             Reading::Unreadable(_) => Vec::new(),
         };
         self.report(GpuEvent::ReadingTaken { gpu: uuid, reading: GpuReading { begun, reading } })?;
-        self.look_into(card, &there);
+        self.request_audits(number, &there);
         Ok(())
     }
 
-    pub(crate) fn relist(&mut self) -> Result<(), Violation> {
-        self.timers.set(self.t + 20 * S, Timer::Relist(self.life));
+    pub(crate) fn list_gpus(&mut self) -> Result<(), Violation> {
+        self.timers.set(self.t + 20 * S, Timer::ListGpus(self.life));
         if !self.disk.full {
-            // A full disk is looked at again and again.
+            // A full disk is tried again at each listing.
             self.disk_freed()?;
         }
         if self.calm {
-            // A look from before the calm may have taken a card out of service.
-            (0..self.world.cards.len()).try_for_each(|card| self.clear(card))?;
-            self.orphans().into_iter().try_for_each(|lease| self.revoke(lease))?;
-            self.thin_out()?;
+            // A reading from before the calm may have taken a GPU out of service.
+            (0..self.world.gpus.len()).try_for_each(|gpu| self.clear_gpu(gpu))?;
+            self.leases_without_job().into_iter().try_for_each(|lease| self.revoke_lease(lease))?;
+            self.revoke_excess_waiters()?;
         }
-        self.report(GpuEvent::Listed(readings::list(&self.world)))
+        self.report(GpuEvent::Listed(readings::list_gpus(&self.world)))
     }
 
     // ---- calm --------------------------------------------------------------
 
-    /// No faults, no strangers, everybody gives back: then everybody is served.
+    /// Ends all faults and all unleased processes and lets all jobs release their leases; then all waiters must be
+    /// served.
     fn calm_down(&mut self) -> Result<(), Violation> {
-        self.story.say(|| format!("{} the world calms down", self.now()));
+        self.story.add(|| format!("{} the world calms down", self.now()));
         self.calm = true;
         self.disk.full = false;
         self.calm_programs();
         self.calm_hooks();
-        for card in 0..self.world.cards.len() {
-            self.world.cards[card].ail = GpuFault::Well;
-            self.world.cards[card].facts.unusable = None;
+        for gpu in 0..self.world.gpus.len() {
+            self.world.gpus[gpu].fault = GpuFault::Healthy;
+            self.world.gpus[gpu].facts.unusable = None;
         }
         let known: Vec<u32> = self.jobs.iter().filter_map(|job| job.tree).collect();
         let loose: Vec<u32> = self.world.trees.keys().copied().filter(|tree| !known.contains(tree)).collect();
         for tree in loose {
             let leases = self.world.exit(tree);
-            self.noticed(&leases);
+            self.schedule_member_reports(&leases);
         }
-        self.world.vacate_all();
+        self.world.free_everywhere();
         self.wait_for_daemon()?;
-        self.open_all()?;
-        self.thin_out()?;
+        self.restore_service()?;
+        self.revoke_excess_waiters()?;
         let longest = 3 * self.shape.ttl_max_s * S + self.shape.policy.grace.0 + 10 * self.shape.policy.period.0;
         let mut waiting = self.checker.hopeful();
         let mut last = self.t;
         while waiting > 0 {
-            // To count them takes longer than a turn.
-            for _ in 0..TURNS_A_COUNT {
-                self.turn()?;
+            // Counting takes longer than one timer.
+            for _ in 0..TIMERS_PER_COUNT {
+                self.run_next_timer()?;
             }
             let left = self.checker.hopeful();
             if left != waiting {
@@ -417,53 +425,61 @@ impl<'a> Sim<'a> {
 
     fn wait_for_daemon(&mut self) -> Result<(), Violation> {
         while self.daemon.as_ref().is_none_or(|daemon| daemon.stalled_until.is_some()) {
-            self.turn()?;
+            self.run_next_timer()?;
         }
         Ok(())
     }
 
-    fn open_all(&mut self) -> Result<(), Violation> {
+    fn restore_service(&mut self) -> Result<(), Violation> {
         self.report(DaemonEvent::DiskFreed)?;
         self.accept_loss()?;
-        self.report(GpuEvent::Listed(readings::list(&self.world)))?;
+        self.report(GpuEvent::Listed(readings::list_gpus(&self.world)))?;
         self.end_asides()?;
-        for card in 0..self.world.cards.len() {
-            self.clear(card)?;
+        for gpu in 0..self.world.gpus.len() {
+            self.clear_gpu(gpu)?;
         }
         for job in 0..self.jobs.len() as u32 {
-            if self.jobs[job as usize].stage != JobStage::Idle {
+            if self.jobs[job as usize].stage != JobStage::Pausing {
                 let delay = self.rng.below(2 * S);
-                self.alarm(job, delay);
+                self.set_job_timer(job, delay);
             }
         }
         Ok(())
     }
 
-    /// Holders whose owners never heard of it.
-    fn orphans(&self) -> Vec<LeaseId> {
-        let job = |lease: &LeaseId| self.by_lease.get(lease).map(|job| &self.jobs[*job as usize]);
+    /// Held leases that no job knows of.
+    fn leases_without_job(&self) -> Vec<LeaseId> {
+        let job = |lease: &LeaseId| self.job_of_lease.get(lease).map(|job| &self.jobs[*job as usize]);
         let orphan = |lease: &&LeaseId| job(lease).is_none_or(|job| job.lease != Some(**lease));
         let held = self.disk.rows.leases.iter().filter(|(_, row)| row.is_held());
         held.map(|(lease, _)| lease).filter(orphan).copied().collect()
     }
 
-    fn thin_out(&mut self) -> Result<(), Violation> {
-        let waiters = self.checker.waiters();
+    fn revoke_excess_waiters(&mut self) -> Result<(), Violation> {
+        let waiters = self.checker.waiters_in_rank_order();
         for lease in waiters.into_iter().skip(CALM_WAITERS) {
-            self.revoke(lease)?;
+            self.revoke_lease(lease)?;
         }
         Ok(())
     }
 }
 
-/// Whether it has to wait while the daemon's loop stands still.
+/// True if this must wait while the daemon's loop is stalled.
 fn waits_for_loop(timer: Timer) -> bool {
-    let loops =
-        matches!(timer, Timer::Tick(_) | Timer::Seen(..) | Timer::Synced(_) | Timer::Says(..) | Timer::Relist(_));
+    let loops = matches!(
+        timer,
+        Timer::Tick(_) | Timer::FinishReading(..) | Timer::Synced(_) | Timer::ReportMembers(..) | Timer::ListGpus(_)
+    );
     let words = matches!(
         timer,
-        Timer::Connect(..) | Timer::Hear(..) | Timer::Mind(..) | Timer::Left(..) | Timer::Ram(_) | Timer::Heed(..)
+        Timer::Connect(..)
+            | Timer::DeliverReport(..)
+            | Timer::CheckProgram(..)
+            | Timer::ProgramExited(..)
+            | Timer::ReadHostMemory(_)
+            | Timer::WrapperPoll(..)
     );
-    let strangers = matches!(timer, Timer::Audit(..) | Timer::Gone(..) | Timer::SelfTest(_) | Timer::Landed(..));
-    loops || words || strangers
+    let unleased =
+        matches!(timer, Timer::Audit(..) | Timer::ReportExit(..) | Timer::SelfTest(_) | Timer::SignalOutcome(..));
+    loops || words || unleased
 }

@@ -1,29 +1,29 @@
-//! The last steps of a run, as people read them.
+//! The last steps of a run, as lines for people.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
-/// The last lines of a run, and how far it came. Survives a panic in the middle.
+/// The last lines of a run, and its number of events. It survives a panic within a step.
 #[derive(Debug, Default)]
 pub struct Story {
-    /// So many of the last lines are kept. Mostly none: writing them costs more than the run.
-    pub most: usize,
+    /// How many of the last lines are kept. Mostly 0: writing them takes longer than the run.
+    pub lines_max: usize,
     /// Events taken so far.
     pub step: Cell<u64>,
     lines: RefCell<VecDeque<String>>,
 }
 
 impl Story {
-    /// A story of which so many of the last lines are told.
-    pub fn told(most: usize) -> Story {
-        Story { most, ..Story::default() }
+    /// Returns a story that keeps the last `most` lines.
+    pub fn with_lines(lines_max: usize) -> Story {
+        Story { lines_max, ..Story::default() }
     }
 
-    /// Adds a line, if anybody listens.
-    pub fn say(&self, line: impl FnOnce() -> String) {
-        if self.most > 0 {
+    /// Adds a line, which is not made if no line is kept.
+    pub fn add(&self, line: impl FnOnce() -> String) {
+        if self.lines_max > 0 {
             let mut lines = self.lines.borrow_mut();
-            if lines.len() == self.most {
+            if lines.len() == self.lines_max {
                 lines.pop_front();
             }
             lines.push_back(line());

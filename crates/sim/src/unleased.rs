@@ -1,14 +1,14 @@
-//! Processes that belong to no lease: what the host finds out about them, what operators and their owners
-//! say, and what signals do to them.
+//! Processes that belong to no lease: what the host finds out about them, what operators and their owners call, and
+//! what signals do to them.
 //!
 //! ```text
-//!  a look shows somebody ──► an audit, soon, late or never ──► core ──► Strike, on the disk
+//!  a reading shows a process ──► an audit, soon, late or never ──► core ──► Strike, on the disk
 //!                                  ▲ again, when a step is due           │
-//!  core ◄── Struck ◄── refused, or sent: most exit, some take long, ◄────┘
-//!                      some do not care, and a few survive SIGKILL
+//!  core ◄── Struck ◄── refused, or sent: most exit, some exit late, ◄────┘
+//!                      some ignore SIGTERM, and a few survive SIGKILL
 //! ```
-//! Between any two of these the daemon may die. What is drawn here has its own luck: a world in which
-//! nobody looks into strangers is the same with it and without.
+//! The daemon may exit between any two of these. All draws here have streams of their own: a world in which no unleased
+//! process is audited is the same with and without them.
 
 use crate::checker::{Violation, must};
 use crate::daemon::SimCall;
@@ -29,44 +29,44 @@ use sublet_core::unleased::{self, EnforcementTimes, Mode, RuleAction, RuleId, Ru
 
 const KILL: u8 = 9;
 
-/// How strangers are looked after in a world.
+/// How unleased processes are treated in a world.
 #[derive(Clone, Copy, Debug)]
 pub struct UnleasedShape {
-    /// Somebody looks into them at all.
-    pub awake: bool,
-    /// How long they have for what.
-    pub patience: EnforcementTimes,
-    /// Thousandths of audits that nobody makes.
-    lost: u64,
-    /// Thousandths of daemons whose self-test passes.
-    able: u64,
-    /// Thousandths of them that have something about them that keeps them from being ended.
-    odd: u64,
-    /// Thousandths of them that the driver can park.
+    /// The daemon audits them at all.
+    pub is_monitored: bool,
+    /// How long each step takes.
+    pub times: EnforcementTimes,
+    /// How many audits in 1,000 are never made.
+    missed_audits: u64,
+    /// How many self-tests in 1,000 pass.
+    self_test_passes: u64,
+    /// How many of them in 1,000 have a property that protects them from signals.
+    protected: u64,
+    /// How many of them in 1,000 the driver can park.
     pub driver: u64,
-    /// They come one at a time, to where few are.
-    pub rare: bool,
+    /// They start one at a time, on the GPU with the fewest processes.
+    pub one_at_a_time: bool,
 }
 
 impl UnleasedShape {
-    /// That of a seed.
-    pub fn draw(odds: &mut Rng, mood: &mut Rng, blind: bool) -> UnleasedShape {
-        let awake = odds.chance(700);
-        let (warned, grace) = (odds.pick(&[2, 5, 15, 40]), odds.pick(&[2, 5, 20]));
-        let rare = mood.chance(250);
-        let (warned, grace) = (Span::secs(if rare { warned.min(15) } else { warned }), Span::secs(grace));
+    /// Draws the shape of a seed.
+    pub fn draw(rng: &mut Rng, rng_parking: &mut Rng, is_off: bool) -> UnleasedShape {
+        let is_monitored = rng.chance(700);
+        let (warned, grace) = (rng.pick(&[2, 5, 15, 40]), rng.pick(&[2, 5, 20]));
+        let one_at_a_time = rng_parking.chance(250);
+        let (warned, grace) = (Span::secs(if one_at_a_time { warned.min(15) } else { warned }), Span::secs(grace));
         UnleasedShape {
-            awake: awake && !blind,
-            lost: odds.pick(&[0, 50, 300]),
-            able: odds.pick(&[1000, 1000, 700]),
-            odd: odds.pick(if rare { &[50] } else { &[50, 200, 600] }),
-            patience: EnforcementTimes {
+            is_monitored: is_monitored && !is_off,
+            missed_audits: rng.pick(&[0, 50, 300]),
+            self_test_passes: rng.pick(&[1000, 1000, 700]),
+            protected: rng.pick(if one_at_a_time { &[50] } else { &[50, 200, 600] }),
+            times: EnforcementTimes {
                 after_warning: warned,
                 after_sigterm: grace,
-                parks_first: rare || mood.chance(800),
+                parks_first: one_at_a_time || rng_parking.chance(800),
             },
-            driver: mood.pick(if rare { &[700, 1000] } else { &[0, 700, 1000] }),
-            rare,
+            driver: rng_parking.pick(if one_at_a_time { &[700, 1000] } else { &[0, 700, 1000] }),
+            one_at_a_time,
         }
     }
 }
@@ -74,14 +74,14 @@ impl UnleasedShape {
 /// What a signal does to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProcessKind {
-    /// It exits, soon.
-    Meek,
-    /// It takes longer than it has.
-    Slow,
-    /// It does not care for SIGTERM.
-    Deaf,
-    /// Nor for SIGKILL: it waits for a disk.
-    Iron,
+    /// It exits in time.
+    ExitsInTime,
+    /// It exits after the grace.
+    ExitsLate,
+    /// It ignores SIGTERM.
+    IgnoresSigterm,
+    /// It waits for a disk, and survives SIGKILL for a while.
+    SurvivesSigkill,
 }
 
 /// What an audit reads of a process.
@@ -95,26 +95,26 @@ pub struct ProcessAudit {
     unread: bool,
     kernel: bool,
     seat: bool,
-    nature: ProcessKind,
+    on_signal: ProcessKind,
 }
 
-/// What one daemon's hands and eyes are at.
+/// What the unleased monitor of one daemon is doing.
 #[derive(Debug, Default)]
 pub struct UnleasedMonitor {
-    /// Audits under way.
-    asked: BTreeSet<ProcKey>,
-    /// From when on a process is looked into again.
-    next: BTreeMap<ProcKey, u64>,
-    /// Processes whose exit is noticed.
-    known: BTreeSet<ProcKey>,
-    /// Signals on their way, and what became of them.
-    blows: Vec<SentSignal>,
+    /// Audits that are not delivered.
+    audits_pending: BTreeSet<ProcKey>,
+    /// When each process is audited again.
+    next_audit: BTreeMap<ProcKey, u64>,
+    /// Processes whose exit is reported.
+    exit_reported: BTreeSet<ProcKey>,
+    /// Signals that were decided, and their outcomes.
+    signals: Vec<SentSignal>,
 }
 
-/// A signal on its way.
+/// A signal that was decided.
 #[derive(Debug)]
 struct SentSignal {
-    stranger: UnleasedId,
+    unleased: UnleasedId,
     signal: u8,
     at: Time,
     processes: Vec<ProcKey>,
@@ -122,18 +122,18 @@ struct SentSignal {
 }
 
 impl World {
-    /// Whether a process lives.
+    /// True if a process lives.
     fn lives(&self, process: ProcKey) -> bool {
         self.tree_of(process).is_some()
     }
 
-    /// The card on which the fewest processes are.
-    fn emptiest(&self) -> usize {
-        (0..self.cards.len()).min_by_key(|card| self.cards[*card].residents.len()).unwrap_or_default()
+    /// The GPU on which the fewest processes are.
+    fn least_used_gpu(&self) -> usize {
+        (0..self.gpus.len()).min_by_key(|gpu| self.gpus[*gpu].residents.len()).unwrap_or_default()
     }
 
-    /// What descends from a process, and itself: of a tree's first one, all of it.
-    fn descent(&self, process: ProcKey) -> Vec<ProcKey> {
+    /// A process with its descendants: for the root of a tree, all of the tree.
+    fn subtree(&self, process: ProcKey) -> Vec<ProcKey> {
         let tree = self.tree_of(process).and_then(|tree| self.trees.get(&tree));
         match tree {
             Some(tree) if tree.live.first() == Some(&process) => tree.live.clone(),
@@ -143,198 +143,199 @@ impl World {
 }
 
 impl Sim<'_> {
-    // ---- strangers ---------------------------------------------------------
+    // ---- unleased processes ---------------------------------------------------------
 
-    pub(crate) fn again_lodger(&mut self) {
-        if self.shape.vigil.awake && !self.calm && !self.shape.habits.orderly && !self.shape.crowd {
-            let delay = self.odds.within(S, 40 * S);
-            self.timers.set(self.t + delay, Timer::Lodger);
+    pub(crate) fn schedule_long_unleased(&mut self) {
+        if self.shape.unleased.is_monitored && !self.calm && !self.shape.habits.orderly && !self.shape.crowd {
+            let delay = self.rng_unleased.within(S, 40 * S);
+            self.timers.set(self.t + delay, Timer::LongUnleased);
         }
     }
 
-    /// Somebody comes to stay, without a lease.
-    pub(crate) fn lodger(&mut self) -> Result<(), Violation> {
-        self.again_lodger();
+    /// Starts a process without a lease that stays for a long time.
+    pub(crate) fn start_long_unleased(&mut self) -> Result<(), Violation> {
+        self.schedule_long_unleased();
         if self.calm {
             return Ok(());
         }
         let tree = self.world.spawn();
-        let rare = self.shape.vigil.rare;
-        for _ in 0..self.odds.pick(if rare { &[0, 0, 0, 0] } else { &[0, 0, 1, 2] }) {
+        let rare = self.shape.unleased.one_at_a_time;
+        for _ in 0..self.rng_unleased.pick(if rare { &[0, 0, 0, 0] } else { &[0, 0, 1, 2] }) {
             self.world.fork(tree);
         }
-        let graphics = self.odds.chance(60);
+        let graphics = self.rng_unleased.chance(60);
         for process in self.world.trees[&tree].live.clone() {
             self.install_lodger(process);
-            for _ in 0..self.odds.pick(if rare { &[1, 1, 1, 1] } else { &[0, 1, 1, 2] }) {
-                let anywhere = self.odds.below(self.world.cards.len() as u64) as usize;
-                let card = if rare { self.world.emptiest() } else { anywhere };
-                let bytes = Bytes(self.odds.within(1, 4_000 << 20));
-                self.world.allocate(card, process, bytes, graphics);
-                self.world.cards[card].intruded_us = self.t;
+            for _ in 0..self.rng_unleased.pick(if rare { &[1, 1, 1, 1] } else { &[0, 1, 1, 2] }) {
+                let anywhere = self.rng_unleased.below(self.world.gpus.len() as u64) as usize;
+                let gpu = if rare { self.world.least_used_gpu() } else { anywhere };
+                let bytes = Bytes(self.rng_unleased.within(1, 4_000 << 20));
+                self.world.allocate(gpu, process, bytes, graphics);
+                self.world.gpus[gpu].uncapped_use_us = self.t;
             }
         }
-        let stay = self.odds.within(if rare { 60 * S } else { 10 * S }, 200 * S);
+        let stay = self.rng_unleased.within(if rare { 60 * S } else { 10 * S }, 200 * S);
         self.timers.set(self.t + stay, Timer::Exit(tree));
         Ok(())
     }
 
-    /// A process of a job takes something of a card that its lease is not for, or gives it back.
-    pub(crate) fn stray(&mut self, process: ProcKey, own: &[usize]) {
-        let (luck, often) = &mut self.astray;
-        let restless = self.shape.vigil.awake && !self.shape.habits.orderly && !self.shape.crowd;
-        if self.calm || !restless || !luck.chance(*often) {
+    /// A process of a job takes memory on a GPU that its lease does not have, or frees it.
+    pub(crate) fn use_off_lease_gpu(&mut self, process: ProcKey, own: &[usize]) {
+        let (rng, often) = &mut self.rng_off_lease;
+        let restless = self.shape.unleased.is_monitored && !self.shape.habits.orderly && !self.shape.crowd;
+        if self.calm || !restless || !rng.chance(*often) {
             return;
         }
-        let card = luck.below(self.world.cards.len() as u64) as usize;
-        if own.contains(&card) {
+        let gpu = rng.below(self.world.gpus.len() as u64) as usize;
+        if own.contains(&gpu) {
             return;
         }
-        if luck.chance(300) {
-            return self.world.vacate(card, process);
+        if rng.chance(300) {
+            return self.world.free_all(gpu, process);
         }
-        let most = luck.pick(&[0, 300, 4_000]);
-        let (bytes, graphics) = (Bytes::mib(luck.within(0, most)), luck.chance(100));
-        self.world.allocate(card, process, bytes, graphics);
-        self.world.cards[card].intruded_us = self.t;
+        let most = rng.pick(&[0, 300, 4_000]);
+        let (bytes, graphics) = (Bytes::mib(rng.within(0, most)), rng.chance(100));
+        self.world.allocate(gpu, process, bytes, graphics);
+        self.world.gpus[gpu].uncapped_use_us = self.t;
     }
 
     // ---- audits ------------------------------------------------------------
 
-    /// These were seen on a card: who belongs to no lease is looked into, and whom core asks for.
-    pub(crate) fn look_into(&mut self, card: u16, processes: &[ProcKey]) {
-        let Some(daemon) = self.daemon.as_ref().filter(|_| self.shape.vigil.awake) else { return };
-        // A card that was never listed is nobody's.
+    /// Requests audits of the processes that a reading showed and that belong to no lease there, and of those for which
+    /// core asks.
+    pub(crate) fn request_audits(&mut self, gpu: u16, processes: &[ProcKey]) {
+        let Some(daemon) = self.daemon.as_ref().filter(|_| self.shape.unleased.is_monitored) else { return };
+        // A GPU that was never listed has no lease.
         let state = daemon.engine.state();
-        let card = state.gpu(&self.world.cards[usize::from(card)].facts.uuid);
-        let abroad = card.map(|card| state.off_lease_processes(card)).unwrap_or_default();
+        let gpu = state.gpu(&self.world.gpus[usize::from(gpu)].facts.uuid);
+        let off_lease = gpu.map(|gpu| state.off_lease_processes(gpu)).unwrap_or_default();
         for process in processes {
             let Some(daemon) = &mut self.daemon else { return };
-            let known = daemon.engine.state().holder(process).is_some() && !abroad.contains(process);
-            if known || daemon.watching.next.get(process).is_some_and(|next| *next > self.t) {
+            let known = daemon.engine.state().holder(process).is_some() && !off_lease.contains(process);
+            if known || daemon.watching.next_audit.get(process).is_some_and(|next| *next > self.t) {
                 continue;
             }
-            daemon.watching.next.insert(*process, self.t + self.odds.within(8 * S, 30 * S));
-            if !self.odds.chance(self.shape.vigil.lost) {
-                let longest = self.odds.pick(&[S / 2, S / 2, S / 2, 5 * S]);
-                self.ask_audit(*process, longest);
+            daemon.watching.next_audit.insert(*process, self.t + self.rng_unleased.within(8 * S, 30 * S));
+            if !self.rng_unleased.chance(self.shape.unleased.missed_audits) {
+                let longest = self.rng_unleased.pick(&[S / 2, S / 2, S / 2, 5 * S]);
+                self.schedule_audit(*process, longest);
             }
         }
     }
 
-    /// Steps are due: whom they are about is looked into again.
-    pub(crate) fn look_again(&mut self) {
+    /// Requests audits of the processes for which a step is due.
+    pub(crate) fn request_due_audits(&mut self) {
         let now = self.now();
-        let Some(daemon) = self.daemon.as_ref().filter(|_| self.shape.vigil.awake) else { return };
+        let Some(daemon) = self.daemon.as_ref().filter(|_| self.shape.unleased.is_monitored) else { return };
         for process in daemon.engine.state().audits_due(now) {
-            let longest = self.odds.pick(&[S / 10, S / 10, S, 8 * S]);
-            self.ask_audit(process, longest);
+            let longest = self.rng_unleased.pick(&[S / 10, S / 10, S, 8 * S]);
+            self.schedule_audit(process, longest);
         }
     }
 
-    fn ask_audit(&mut self, process: ProcKey, longest_us: u64) {
+    fn schedule_audit(&mut self, process: ProcKey, longest_us: u64) {
         let Some(daemon) = &mut self.daemon else { return };
-        if daemon.watching.asked.insert(process) {
-            let delay = self.odds.within(0, longest_us);
+        if daemon.watching.audits_pending.insert(process) {
+            let delay = self.rng_unleased.within(0, longest_us);
             self.timers.set(self.t + delay, Timer::Audit(self.life, process));
         }
     }
 
-    /// An audit comes back.
-    pub(crate) fn audit(&mut self, process: ProcKey) -> Result<(), Violation> {
+    /// Delivers an audit.
+    pub(crate) fn deliver_audit(&mut self, process: ProcKey) -> Result<(), Violation> {
         let Some(daemon) = &mut self.daemon else { return Ok(()) };
-        daemon.watching.asked.remove(&process);
+        daemon.watching.audits_pending.remove(&process);
         if !self.world.lives(process) {
             return Ok(());
         }
-        daemon.watching.known.insert(process);
-        self.paper(process);
-        if !self.calm && self.odds.chance(30) {
-            self.exec(process);
+        daemon.watching.exit_reported.insert(process);
+        self.ensure_audit_facts(process);
+        if !self.calm && self.rng_unleased.chance(30) {
+            self.change_program(process);
         }
-        let audit = self.read_papers(process);
-        let mut tree = self.world.descent(process);
-        if self.odds.chance(50) {
-            tree.extend(self.bystander());
+        let audit = self.read_audit(process);
+        let mut tree = self.world.subtree(process);
+        if self.rng_unleased.chance(50) {
+            tree.extend(self.draw_bystander());
         }
         self.report(UnleasedEvent::Audited { audit: Box::new(audit), tree })
     }
 
-    /// Somebody who descends from a stranger and is not one: it has a lease of its own, or is the first
-    /// process of all.
-    fn bystander(&mut self) -> Option<ProcKey> {
-        let some = self.odds.below(self.world.trees.len() as u64 + 1) as usize;
+    /// Draws a process that descends from an unleased process and is none itself: it has a lease of its own, or is
+    /// process 1.
+    fn draw_bystander(&mut self) -> Option<ProcKey> {
+        let some = self.rng_unleased.below(self.world.trees.len() as u64 + 1) as usize;
         let tree = self.world.trees.values().filter(|tree| !tree.leases.is_empty()).nth(some / 4);
         let process = tree.and_then(|tree| tree.live.last().copied());
         process.or(Some(ProcKey { pid: 1, start: 0 }))
     }
 
-    /// Every process has papers, from when they are first asked for.
-    fn paper(&mut self, process: ProcKey) {
-        if self.world.papers.contains_key(&process) {
+    /// Draws what an audit reads of a process, when it is first needed.
+    fn ensure_audit_facts(&mut self, process: ProcKey) {
+        if self.world.audits.contains_key(&process) {
             return;
         }
         let tree = self.world.tree_of(process);
         let owner = self.jobs.iter().find(|job| job.tree.is_some() && job.tree == tree).map(|job| job.tenant as u64);
         let tenants = self.shape.tenants as u64;
-        let anybody = self.odds.below(tenants + 2);
-        let odd = self.odds.chance(self.shape.vigil.odd);
-        let which = self.odds.below(6);
-        let papers = ProcessAudit {
-            // The last two are of nobody who ever asked, and of the operator.
+        let anybody = self.rng_unleased.below(tenants + 2);
+        let odd = self.rng_unleased.chance(self.shape.unleased.protected);
+        let which = self.rng_unleased.below(6);
+        let facts = ProcessAudit {
+            // The last two are a user without requests, and the operator.
             uid: match owner.unwrap_or(anybody) {
                 n if n == tenants => 0,
                 n => 1000 + n as u32,
             },
-            exe: self.odds.below(5),
-            unit: self.odds.chance(200).then(|| self.odds.below(3)),
-            container: (odd && which < 2).then(|| self.odds.below(4)),
+            exe: self.rng_unleased.below(5),
+            unit: self.rng_unleased.chance(200).then(|| self.rng_unleased.below(3)),
+            container: (odd && which < 2).then(|| self.rng_unleased.below(4)),
             devices: !(odd && which == 2),
             unread: odd && which == 3,
             kernel: odd && which == 4,
             seat: odd && which == 5,
-            nature: self.odds.pick(&[
-                ProcessKind::Meek,
-                ProcessKind::Meek,
-                ProcessKind::Slow,
-                ProcessKind::Deaf,
-                ProcessKind::Deaf,
-                ProcessKind::Iron,
+            on_signal: self.rng_unleased.pick(&[
+                ProcessKind::ExitsInTime,
+                ProcessKind::ExitsInTime,
+                ProcessKind::ExitsLate,
+                ProcessKind::IgnoresSigterm,
+                ProcessKind::IgnoresSigterm,
+                ProcessKind::SurvivesSigkill,
             ]),
         };
-        self.world.papers.insert(process, papers);
+        self.world.audits.insert(process, facts);
     }
 
-    /// It runs another program from now on.
-    fn exec(&mut self, process: ProcKey) {
-        let exe = self.odds.below(5);
-        if let Some(papers) = self.world.papers.get_mut(&process) {
-            papers.exe = exe;
+    /// The process runs another program from now on.
+    fn change_program(&mut self, process: ProcKey) {
+        let exe = self.rng_unleased.below(5);
+        if let Some(facts) = self.world.audits.get_mut(&process) {
+            facts.exe = exe;
         }
     }
 
-    fn read_papers(&mut self, process: ProcKey) -> Audit {
-        let papers = self.world.papers[&process].clone();
-        let hidden = papers.unread || (!self.calm && self.odds.chance(20));
-        let exe = (!papers.kernel).then(|| format!("/usr/bin/tool{}", papers.exe));
+    fn read_audit(&mut self, process: ProcKey) -> Audit {
+        let facts = self.world.audits[&process].clone();
+        let hidden = facts.unread || (!self.calm && self.rng_unleased.chance(20));
+        let exe = (!facts.kernel).then(|| format!("/usr/bin/tool{}", facts.exe));
         Audit {
             process,
-            uid: papers.uid,
+            uid: facts.uid,
             name: "tool".to_owned(),
             exe,
             exe_file: None,
             exe_deleted: false,
             exe_inside: false,
-            command: if papers.kernel { Vec::new() } else { vec!["tool".to_owned()] },
+            command: if facts.kernel { Vec::new() } else { vec!["tool".to_owned()] },
             cwd: None,
             cgroup: "/".to_owned(),
-            unit: papers.unit.map(|unit| format!("unit{unit}.service")),
-            container: papers.container.map(|container| format!("{container}").repeat(64)),
-            seat: papers.seat.then(|| "seat0".to_owned()),
+            unit: facts.unit.map(|unit| format!("unit{unit}.service")),
+            container: facts.container.map(|container| format!("{container}").repeat(64)),
+            seat: facts.seat.then(|| "seat0".to_owned()),
             session: process.pid,
             started_s: process.start,
             ancestry: Vec::new(),
-            devices: if papers.devices { vec!["/dev/nvidia0".to_owned()] } else { Vec::new() },
+            devices: if facts.devices { vec!["/dev/nvidia0".to_owned()] } else { Vec::new() },
             crowded: false,
             through: None,
             ran: Some(Accounted { cpu_ms: self.t / 1000, io_bytes: None, peak_memory_bytes: None }),
@@ -342,68 +343,68 @@ impl Sim<'_> {
         }
     }
 
-    /// Processes exited: the host notices those that it looked into, nearly always.
-    pub(crate) fn notice_exits(&mut self) {
-        for process in std::mem::take(&mut self.world.exited) {
+    /// Reports the exits of audited processes, except for 1 in 10.
+    pub(crate) fn schedule_exit_reports(&mut self) {
+        for process in std::mem::take(&mut self.world.unnoticed_exits) {
             let Some(daemon) = &mut self.daemon else { continue };
-            daemon.watching.next.remove(&process);
-            if daemon.watching.known.remove(&process) && !self.odds.chance(100) {
-                let delay = self.odds.within(0, S / 3);
-                self.timers.set(self.t + delay, Timer::Gone(self.life, process));
+            daemon.watching.next_audit.remove(&process);
+            if daemon.watching.exit_reported.remove(&process) && !self.rng_unleased.chance(100) {
+                let delay = self.rng_unleased.within(0, S / 3);
+                self.timers.set(self.t + delay, Timer::ReportExit(self.life, process));
             }
         }
     }
 
     // ---- a daemon begins ---------------------------------------------------
 
-    /// A daemon tries whether it could end anybody, and looks for whom the record has.
-    pub(crate) fn begin_vigil(&mut self) {
-        if !self.shape.vigil.awake {
+    /// A daemon starts its self-test, and watches the recorded processes.
+    pub(crate) fn begin_unleased_monitor(&mut self) {
+        if !self.shape.unleased.is_monitored {
             return;
         }
-        let longest = self.odds.pick(&[S, S, 5 * S, 30 * S]);
-        let delay = self.odds.within(0, longest);
+        let longest = self.rng_unleased.pick(&[S, S, 5 * S, 30 * S]);
+        let delay = self.rng_unleased.within(0, longest);
         self.timers.set(self.t + delay, Timer::SelfTest(self.life));
-        let recorded: Vec<ProcKey> = self.disk.rows.unleased.values().map(|stranger| stranger.audit.process).collect();
+        let recorded: Vec<ProcKey> = self.disk.rows.unleased.values().map(|unleased| unleased.audit.process).collect();
         for process in recorded {
             let lives = self.world.lives(process);
             if let Some(daemon) = self.daemon.as_mut().filter(|_| lives) {
-                daemon.watching.known.insert(process);
-            } else if !self.odds.chance(100) {
-                let delay = self.odds.within(0, S);
-                self.timers.set(self.t + delay, Timer::Gone(self.life, process));
+                daemon.watching.exit_reported.insert(process);
+            } else if !self.rng_unleased.chance(100) {
+                let delay = self.rng_unleased.within(0, S);
+                self.timers.set(self.t + delay, Timer::ReportExit(self.life, process));
             }
         }
     }
 
-    pub(crate) fn self_test(&mut self) -> Result<(), Violation> {
-        let passes = self.odds.chance(self.shape.vigil.able);
+    pub(crate) fn run_self_test(&mut self) -> Result<(), Violation> {
+        let passes = self.rng_unleased.chance(self.shape.unleased.self_test_passes);
         if !passes {
             self.timers.set(self.t + 60 * S, Timer::SelfTest(self.life));
         }
-        let can = if passes { Ok(()) } else { Err("the worker does not find itself on a card".to_owned()) };
+        let can = if passes { Ok(()) } else { Err("the worker does not find itself on a GPU".to_owned()) };
         self.report(UnleasedEvent::SelfTested { result: can })
     }
 
     // ---- signals -----------------------------------------------------------
 
-    /// A signal to a stranger is on the disk: it leaves soon.
-    pub(crate) fn aim(&mut self, action: &Action, longest_us: u64) {
+    /// Schedules a signal to an unleased process that is on the disk.
+    pub(crate) fn schedule_signal(&mut self, action: &Action, longest_us: u64) {
         let Action::Unleased(UnleasedAction::Signal { id: stranger, signal, at, processes }) = action else { return };
         let (stranger, signal, at, processes) = (*stranger, *signal, *at, processes.clone());
-        let delay = self.odds.within(0, longest_us);
+        let delay = self.rng_unleased.within(0, longest_us);
         let Some(daemon) = &mut self.daemon else { return };
-        let blow = SentSignal { stranger, signal, at, processes, outcome: Vec::new() };
-        daemon.watching.blows.push(blow);
-        let number = daemon.watching.blows.len() as u32 - 1;
-        self.timers.set(self.t + delay, Timer::Blow(self.life, number));
+        let blow = SentSignal { unleased: stranger, signal, at, processes, outcome: Vec::new() };
+        daemon.watching.signals.push(blow);
+        let number = daemon.watching.signals.len() as u32 - 1;
+        self.timers.set(self.t + delay, Timer::SendSignal(self.life, number));
     }
 
-    /// It reaches whom it is for, if that is still who it was.
-    pub(crate) fn blow(&mut self, number: u32) -> Result<(), Violation> {
+    /// Sends a signal to its processes, unless it was withdrawn or they are others by now.
+    pub(crate) fn send_signal(&mut self, number: u32) -> Result<(), Violation> {
         let now = self.now();
         let Some(daemon) = &self.daemon else { return Ok(()) };
-        let SentSignal { stranger, signal, at, processes, .. } = &daemon.watching.blows[number as usize];
+        let SentSignal { unleased: stranger, signal, at, processes, .. } = &daemon.watching.signals[number as usize];
         let (stranger, signal, processes) = (*stranger, *signal, processes.clone());
         let state = daemon.engine.state();
         let is_wanted = |process: &ProcKey| {
@@ -411,8 +412,8 @@ impl Sim<'_> {
         };
         let wanted: Vec<bool> = processes.iter().map(is_wanted).collect();
         let own = self.disk.rows.unleased.get(&stranger).map(|row| row.audit.clone());
-        if !self.calm && self.odds.chance(40) {
-            processes.iter().for_each(|process| self.exec(*process));
+        if !self.calm && self.rng_unleased.chance(40) {
+            processes.iter().for_each(|process| self.change_program(*process));
         }
         let mut changed = false;
         let refused = match own {
@@ -420,10 +421,10 @@ impl Sim<'_> {
                 changed = true;
                 Some("it is not wanted any more".to_owned())
             }
-            _ if !self.calm && self.odds.chance(40) => Some("that is not permitted".to_owned()),
+            _ if !self.calm && self.rng_unleased.chance(40) => Some("that is not permitted".to_owned()),
             Some(own) if self.world.lives(own.process) => {
-                self.paper(own.process);
-                let other = own.is_same(&self.read_papers(own.process)).err().map(str::to_owned);
+                self.ensure_audit_facts(own.process);
+                let other = own.is_same(&self.read_audit(own.process)).err().map(str::to_owned);
                 changed = other.is_some();
                 other
             }
@@ -435,52 +436,57 @@ impl Sim<'_> {
             let refused = refused.clone().or(gone);
             outcome.push(SignalOutcome { process, refused, changed, uid: None });
         }
-        self.reach(stranger, signal, &outcome)?;
+        self.deliver_to_processes(stranger, signal, &outcome)?;
         if let Some(daemon) = &mut self.daemon {
-            daemon.watching.blows[number as usize].outcome = outcome;
+            daemon.watching.signals[number as usize].outcome = outcome;
         }
-        let longest = self.odds.pick(&[S / 20, S / 20, S / 2, 4 * S]);
-        let delay = self.odds.within(0, longest);
-        self.timers.set(self.t + delay, Timer::Landed(self.life, number));
+        let longest = self.rng_unleased.pick(&[S / 20, S / 20, S / 2, 4 * S]);
+        let delay = self.rng_unleased.within(0, longest);
+        self.timers.set(self.t + delay, Timer::SignalOutcome(self.life, number));
         Ok(())
     }
 
-    /// Processes get it.
-    fn reach(&mut self, stranger: UnleasedId, signal: u8, outcome: &[SignalOutcome]) -> Result<(), Violation> {
+    /// Delivers a signal to processes.
+    fn deliver_to_processes(
+        &mut self,
+        unleased: UnleasedId,
+        signal: u8,
+        outcome: &[SignalOutcome],
+    ) -> Result<(), Violation> {
         let reached = || outcome.iter().filter(|struck| struck.refused.is_none()).map(|struck| struck.process);
         let Some(first) = reached().next() else { return Ok(()) };
-        self.checker.reaches(stranger, signal)?;
-        // The same process may be on the record by another name since.
-        let own = self.disk.rows.unleased.get(&stranger).map_or(first, |row| row.audit.process);
+        self.checker.check_signal_delivery(unleased, signal)?;
+        // The same process may be recorded under another number since.
+        let own = self.disk.rows.unleased.get(&unleased).map_or(first, |row| row.audit.process);
         let grace = self.shape.policy.enforcement.after_sigterm;
         if signal == KILL {
-            let told = self.struck.get(&own).copied();
+            let told = self.sigterm_sent.get(&own).copied();
             must(16, told.is_some_and(|told| told + grace.0 <= self.t), || {
-                format!("{stranger} ({first}) gets SIGKILL at {}, and got SIGTERM at {told:?}", self.t)
+                format!("{unleased} ({first}) gets SIGKILL at {}, and got SIGTERM at {told:?}", self.t)
             })?;
         } else {
-            self.struck.insert(own, self.t);
+            self.sigterm_sent.insert(own, self.t);
         }
         for process in reached().collect::<Vec<_>>() {
-            self.paper(process);
-            let nature = if self.calm { ProcessKind::Meek } else { self.world.papers[&process].nature };
+            self.ensure_audit_facts(process);
+            let nature = if self.calm { ProcessKind::ExitsInTime } else { self.world.audits[&process].on_signal };
             let longest = match (nature, signal) {
-                (ProcessKind::Iron, KILL) => self.odds.pick(&[30 * S, 300 * S]),
+                (ProcessKind::SurvivesSigkill, KILL) => self.rng_unleased.pick(&[30 * S, 300 * S]),
                 (_, KILL) => S / 10,
-                (ProcessKind::Meek, _) => grace.0 / 2,
-                (ProcessKind::Slow, _) => 4 * grace.0,
-                (ProcessKind::Deaf | ProcessKind::Iron, _) => continue,
+                (ProcessKind::ExitsInTime, _) => grace.0 / 2,
+                (ProcessKind::ExitsLate, _) => 4 * grace.0,
+                (ProcessKind::IgnoresSigterm | ProcessKind::SurvivesSigkill, _) => continue,
             };
-            let delay = self.odds.within(longest / 10, longest);
-            self.timers.set(self.t + delay, Timer::Die(process));
+            let delay = self.rng_unleased.within(longest / 10, longest);
+            self.timers.set(self.t + delay, Timer::ExitBySignal(process));
         }
         Ok(())
     }
 
-    /// The daemon hears what became of a signal.
-    pub(crate) fn landed(&mut self, number: u32) -> Result<(), Violation> {
+    /// Reports the outcome of a signal.
+    pub(crate) fn report_signal_outcome(&mut self, number: u32) -> Result<(), Violation> {
         let Some(daemon) = &mut self.daemon else { return Ok(()) };
-        let SentSignal { stranger, signal, at, outcome, .. } = &mut daemon.watching.blows[number as usize];
+        let SentSignal { unleased: stranger, signal, at, outcome, .. } = &mut daemon.watching.signals[number as usize];
         let event = Event::Unleased(UnleasedEvent::SignalSent {
             id: *stranger,
             signal: *signal,
@@ -490,24 +496,24 @@ impl Sim<'_> {
         self.report(event)
     }
 
-    // ---- people ------------------------------------------------------------
+    // ---- calls --------------------------------------------------------------
 
-    /// An operator chooses what is done about strangers, or somebody gives one a lease.
-    pub(crate) fn warden(&mut self) -> Result<(), Violation> {
-        if self.calm || self.shape.crowd || !self.shape.vigil.awake {
+    /// An operator changes a mode or a rule, or a process is adopted.
+    pub(crate) fn change_enforcement(&mut self) -> Result<(), Violation> {
+        if self.calm || self.shape.crowd || !self.shape.unleased.is_monitored {
             return Ok(());
         }
-        let most = if self.shape.vigil.rare { 40 * S } else { 12 * S };
-        let delay = self.odds.within(S / 2, most);
-        self.timers.set(self.t + delay, Timer::Warden);
+        let most = if self.shape.unleased.one_at_a_time { 40 * S } else { 12 * S };
+        let delay = self.rng_unleased.within(S / 2, most);
+        self.timers.set(self.t + delay, Timer::ChangeEnforcement);
         let last = self.callers.len() - 1;
-        let anybody = self.odds.below(self.callers.len() as u64) as usize;
-        let by = if self.odds.chance(80) { anybody } else { last };
+        let anybody = self.rng_unleased.below(self.callers.len() as u64) as usize;
+        let by = if self.rng_unleased.chance(80) { anybody } else { last };
         let caller = self.callers[by].clone();
-        match self.odds.below(12) {
+        match self.rng_unleased.below(12) {
             0..5 => {
-                let card = format!("GPU-{}", self.odds.below(self.world.cards.len() as u64));
-                let mode = self.odds.pick(&[
+                let card = format!("GPU-{}", self.rng_unleased.below(self.world.gpus.len() as u64));
+                let mode = self.rng_unleased.pick(&[
                     Mode::Enforce,
                     Mode::Enforce,
                     Mode::Enforce,
@@ -517,7 +523,11 @@ impl Sim<'_> {
                     Mode::Adopt,
                     Mode::Observe,
                 ]);
-                let mode = if self.shape.vigil.rare && self.mood.chance(600) { Mode::Enforce } else { mode };
+                let mode = if self.shape.unleased.one_at_a_time && self.rng_unleased_parking.chance(600) {
+                    Mode::Enforce
+                } else {
+                    mode
+                };
                 self.call(SimCall {
                     by,
                     event: Event::Gpu(GpuEvent::ModeRequested { by: caller, gpu: card, mode }),
@@ -525,8 +535,10 @@ impl Sim<'_> {
                 })
             }
             5 => {
-                let (who, treat) =
-                    (self.some_who(), self.odds.pick(&[RuleAction::Allow, RuleAction::Deny, RuleAction::Deny]));
+                let (who, treat) = (
+                    self.draw_rule_subject(),
+                    self.rng_unleased.pick(&[RuleAction::Allow, RuleAction::Deny, RuleAction::Deny]),
+                );
                 self.call(SimCall {
                     by,
                     event: Event::Unleased(UnleasedEvent::RuleRequested { by: caller, subject: who, action: treat }),
@@ -534,40 +546,40 @@ impl Sim<'_> {
                 })
             }
             6..9 => {
-                let rule = RuleId(self.odds.within(1, u64::from(self.disk.rows.meta.next_rule)) as u32);
+                let rule = RuleId(self.rng_unleased.within(1, u64::from(self.disk.rows.meta.next_rule)) as u32);
                 self.call(SimCall {
                     by,
                     event: Event::Unleased(UnleasedEvent::RuleRemovalRequested { by: caller, rule }),
                     job: None,
                 })
             }
-            _ => self.adopt(),
+            _ => self.request_adoption(),
         }
     }
 
-    fn some_who(&mut self) -> RuleSubject {
-        match self.odds.below(8) {
-            0 => RuleSubject::Exe(format!("tool{}", self.odds.below(6))),
-            1 => RuleSubject::Exe(format!("/usr/bin/tool{}", self.odds.below(6))),
-            2 => RuleSubject::Unit(format!("unit{}", self.odds.below(3))),
-            3 => RuleSubject::Container(self.odds.pick(&["0", "1", ""]).repeat(14)),
+    fn draw_rule_subject(&mut self) -> RuleSubject {
+        match self.rng_unleased.below(8) {
+            0 => RuleSubject::Exe(format!("tool{}", self.rng_unleased.below(6))),
+            1 => RuleSubject::Exe(format!("/usr/bin/tool{}", self.rng_unleased.below(6))),
+            2 => RuleSubject::Unit(format!("unit{}", self.rng_unleased.below(3))),
+            3 => RuleSubject::Container(self.rng_unleased.pick(&["0", "1", ""]).repeat(14)),
             4 => RuleSubject::Container("0123".to_owned()),
-            5 => RuleSubject::Uid(1000 + self.odds.below(3) as u32),
-            _ => RuleSubject::Container(self.odds.pick(&["0", "1", "2"]).repeat(20)),
+            5 => RuleSubject::Uid(1000 + self.rng_unleased.below(3) as u32),
+            _ => RuleSubject::Container(self.rng_unleased.pick(&["0", "1", "2"]).repeat(20)),
         }
     }
 
-    /// Somebody says that a stranger shall have a lease: its owner, an operator, or anybody.
-    fn adopt(&mut self) -> Result<(), Violation> {
-        let some = self.odds.below(self.disk.rows.unleased.len() as u64 + 1) as usize;
-        let stranger = self.disk.rows.unleased.values().nth(some).map(|row| (row.audit.process, row.audit.uid));
-        let nobody = (ProcKey { pid: self.odds.below(500) as u32, start: self.odds.below(1_000) }, 0);
-        let (process, uid) = stranger.unwrap_or(nobody);
+    /// An owner, an operator or another caller adopts an unleased process.
+    fn request_adoption(&mut self) -> Result<(), Violation> {
+        let some = self.rng_unleased.below(self.disk.rows.unleased.len() as u64 + 1) as usize;
+        let unleased = self.disk.rows.unleased.values().nth(some).map(|row| (row.audit.process, row.audit.uid));
+        let unknown = (ProcKey { pid: self.rng_unleased.below(500) as u32, start: self.rng_unleased.below(1_000) }, 0);
+        let (process, uid) = unleased.unwrap_or(unknown);
         let own = |caller: &Caller| caller.tenant == format!("uid:{uid}");
-        let own = self.callers.iter().position(own).filter(|_| self.odds.chance(700));
-        let by = own.unwrap_or_else(|| self.odds.below(self.callers.len() as u64) as usize);
-        let vram = self.odds.chance(400).then(|| Bytes::mib(self.odds.within(1, 12_000)));
-        let tier = self.odds.pick(&[Tier::Interactive, Tier::Batch, Tier::Spot]);
+        let own = self.callers.iter().position(own).filter(|_| self.rng_unleased.chance(700));
+        let by = own.unwrap_or_else(|| self.rng_unleased.below(self.callers.len() as u64) as usize);
+        let vram = self.rng_unleased.chance(400).then(|| Bytes::mib(self.rng_unleased.within(1, 12_000)));
+        let tier = self.rng_unleased.pick(&[Tier::Interactive, Tier::Batch, Tier::Spot]);
         let event =
             Event::Unleased(UnleasedEvent::AdoptRequested { by: self.callers[by].clone(), process, vram, tier });
         self.call(SimCall { by, event, job: None })

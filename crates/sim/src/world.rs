@@ -1,7 +1,7 @@
-//! The truth: which process has how many bytes on which card.
+//! The truth: which process has how many bytes on which GPU.
 //!
-//! Nothing here knows of leases being right or wrong. A process takes what the
-//! card has, keeps it as long as it likes, and gives it back when it exits.
+//! Nothing here knows leases. A process takes what the GPU has, keeps it as long as it likes, and gives it back when it
+//! exits.
 
 use crate::programs::{ReportKey, SimProgram};
 use crate::rng::Rng;
@@ -13,42 +13,42 @@ use sublet_core::method::Method;
 use sublet_core::reading::{GpuFacts, Resident};
 use sublet_core::units::Bytes;
 
-/// What ails a card.
+/// A fault of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuFault {
-    /// Nothing.
-    Well,
+    /// None.
+    Healthy,
     /// It does not answer.
-    Mute,
+    NoAnswer,
     /// The driver says that it is lost.
     Lost,
     /// The driver does not list it.
-    Hidden,
+    NotListed,
 }
 
-/// A card as it really is.
+/// A GPU as it really is.
 #[derive(Debug)]
 pub struct SimGpu {
-    /// What the driver says of it.
+    /// What the driver reports about it.
     pub facts: GpuFacts,
     /// The driver hides the bytes of each process.
     pub coarse: bool,
-    /// What ails it.
-    pub ail: GpuFault,
-    /// Who is on it.
+    /// Its present fault.
+    pub fault: GpuFault,
+    /// The processes on it.
     pub residents: Vec<Resident>,
-    /// When somebody came to it whom nothing keeps to a lease.
-    pub intruded_us: u64,
+    /// When a process last took memory that no shim limits to a lease.
+    pub uncapped_use_us: u64,
     used: u64,
 }
 
 impl SimGpu {
-    /// Bytes that nobody has.
+    /// Bytes that no process has.
     pub fn free(&self) -> Bytes {
         self.facts.total.less(Bytes(self.used))
     }
 
-    /// What a process has of it.
+    /// What a process has on this GPU.
     pub fn bytes_of(&self, process: ProcKey) -> Bytes {
         let resident = self.residents.iter().find(|resident| resident.process == process);
         resident.and_then(|resident| resident.bytes).unwrap_or_default()
@@ -58,64 +58,64 @@ impl SimGpu {
 /// A process and its descendants.
 #[derive(Debug)]
 pub struct ProcessTree {
-    /// Its live processes; the first is the root. Empty: all exited.
+    /// Its live processes, the root first; empty if all exited.
     pub live: Vec<ProcKey>,
-    /// Leases that the host watches it for.
+    /// Leases for which the host watches it.
     pub leases: Vec<LeaseId>,
 }
 
-/// All cards and processes.
+/// All GPUs and processes.
 #[derive(Debug)]
 pub struct World {
-    /// The cards, by index.
-    pub cards: Vec<SimGpu>,
+    /// The GPUs, by index.
+    pub gpus: Vec<SimGpu>,
     /// Live trees by their number.
     pub trees: BTreeMap<u32, ProcessTree>,
-    /// Whose root a process is.
+    /// The tree of each root process.
     pub roots: BTreeMap<ProcKey, u32>,
-    /// Programs with the library in them, and processes as the driver has them.
+    /// Programs with the shim, and processes that the driver can move.
     pub programs: BTreeMap<ReportKey, SimProgram>,
-    /// Those of them that exited, and nobody has noticed.
-    pub left: Vec<(ReportKey, SimProgram)>,
-    /// Host memory that nobody takes but parked programs.
-    pub ram: Bytes,
-    /// What audits read of processes.
-    pub papers: BTreeMap<ProcKey, ProcessAudit>,
-    /// Processes that exited, and nobody has noticed.
-    pub exited: Vec<ProcKey>,
+    /// Those of them that exited without a report so far.
+    pub unnoticed_programs: Vec<(ReportKey, SimProgram)>,
+    /// Host memory that only parked programs take.
+    pub host_memory: Bytes,
+    /// What an audit reads of each process.
+    pub audits: BTreeMap<ProcKey, ProcessAudit>,
+    /// Processes that exited without a report so far.
+    pub unnoticed_exits: Vec<ProcKey>,
     next_tree: u32,
     next_pid: u32,
     starts: u64,
 }
 
 impl World {
-    /// The world at the beginning: cards with nothing but the driver's own bytes.
+    /// Returns the world at the beginning: only the driver has memory on the GPUs.
     pub fn new(shape: &WorldShape, rng: &mut Rng) -> World {
         let gpu = |(facts, coarse): &(GpuFacts, bool), used| SimGpu {
             facts: facts.clone(),
             coarse: *coarse,
-            ail: GpuFault::Well,
+            fault: GpuFault::Healthy,
             residents: Vec::new(),
-            intruded_us: 0,
+            uncapped_use_us: 0,
             used,
         };
-        let cards = shape.cards.iter().map(|card| gpu(card, rng.within(0, 500) << 20)).collect();
+        let gpus = shape.gpus.iter().map(|shape| gpu(shape, rng.within(0, 500) << 20)).collect();
         World {
-            cards,
+            gpus,
             trees: BTreeMap::new(),
             roots: BTreeMap::new(),
             programs: BTreeMap::new(),
-            left: Vec::new(),
-            ram: shape.habits.ram,
-            papers: BTreeMap::new(),
-            exited: Vec::new(),
+            unnoticed_programs: Vec::new(),
+            host_memory: shape.habits.ram,
+            audits: BTreeMap::new(),
+            unnoticed_exits: Vec::new(),
             next_tree: 1,
             next_pid: 1,
             starts: 1,
         }
     }
 
-    /// Starts a process.
+    /// Starts a process and returns the number of its tree.
     pub fn spawn(&mut self) -> u32 {
         let (number, root) = (self.next_tree, self.process());
         self.next_tree += 1;
@@ -124,23 +124,23 @@ impl World {
         number
     }
 
-    /// A child of a tree's root, unless the tree is gone.
+    /// Adds a child to a tree; `None` if the tree is gone.
     pub fn fork(&mut self, tree: u32) -> Option<ProcKey> {
         let child = self.process();
         self.trees.get_mut(&tree).map(|tree| tree.live.push(child))?;
         Some(child)
     }
 
-    /// Pids come round soon, so that a pid alone tells nothing.
+    /// Pids repeat after 500 processes, so that a pid alone does not name a process.
     fn process(&mut self) -> ProcKey {
         self.next_pid = self.next_pid % 500 + 1;
         self.starts += 1;
         ProcKey { pid: self.next_pid, start: self.starts }
     }
 
-    /// A process of the tree takes bytes, as many of them as there are.
-    pub fn allocate(&mut self, card: usize, process: ProcKey, bytes: Bytes, graphics: bool) {
-        let gpu = &mut self.cards[card];
+    /// Gives a process these bytes, or all that are free.
+    pub fn allocate(&mut self, index: usize, process: ProcKey, bytes: Bytes, graphics: bool) {
+        let gpu = &mut self.gpus[index];
         let bytes = bytes.min(gpu.free());
         gpu.used += bytes.0;
         match gpu.residents.iter_mut().find(|resident| resident.process == process) {
@@ -149,18 +149,18 @@ impl World {
         }
     }
 
-    /// A process gives back all it has on a card.
-    pub fn vacate(&mut self, card: usize, process: ProcKey) {
-        let gpu = &mut self.cards[card];
+    /// Frees all that a process has on a GPU.
+    pub fn free_all(&mut self, index: usize, process: ProcKey) {
+        let gpu = &mut self.gpus[index];
         if let Some(at) = gpu.residents.iter().position(|resident| resident.process == process) {
             let resident = gpu.residents.swap_remove(at);
             gpu.used -= resident.bytes.unwrap_or_default().0;
         }
     }
 
-    /// A process gives back some of what it has on a card.
-    pub fn shrink(&mut self, card: usize, process: ProcKey, bytes: Bytes) {
-        let gpu = &mut self.cards[card];
+    /// Frees some of what a process has on a GPU.
+    pub fn free_some(&mut self, index: usize, process: ProcKey, bytes: Bytes) {
+        let gpu = &mut self.gpus[index];
         if let Some(resident) = gpu.residents.iter_mut().find(|resident| resident.process == process) {
             let has = resident.bytes.unwrap_or_default();
             gpu.used -= bytes.min(has).0;
@@ -168,13 +168,13 @@ impl World {
         }
     }
 
-    /// A process exits, wherever it stands in its tree. Returns the leases it was watched for.
+    /// Ends a process anywhere in its tree; returns the leases for which it was watched.
     pub fn exit_process(&mut self, process: ProcKey) -> Vec<LeaseId> {
         let lives = |tree: &&u32| self.trees.get(tree).is_some_and(|tree| tree.live.contains(&process));
         if let Some(tree) = self.roots.get(&process).filter(lives) {
             return self.exit(*tree);
         }
-        self.is_gone(process);
+        self.remove_process(process);
         let tree = self.trees.values_mut().find(|tree| tree.live.contains(&process));
         let leases = tree.map(|tree| {
             tree.live.retain(|other| *other != process);
@@ -183,8 +183,8 @@ impl World {
         leases.unwrap_or_default()
     }
 
-    /// The first process of a tree exits, and its children stay; one that has none leaves one behind.
-    /// Returns the leases it was watched for.
+    /// Ends the root of a tree and keeps its children; a root without children leaves one. Returns the leases for which
+    /// it was watched.
     pub fn exit_root(&mut self, root: ProcKey) -> Vec<LeaseId> {
         let Some(number) = self.roots.get(&root).copied() else { return Vec::new() };
         let lives = |tree: &ProcessTree| tree.live.contains(&root);
@@ -194,36 +194,36 @@ impl World {
         if alone {
             self.fork(number);
         }
-        self.is_gone(root);
+        self.remove_process(root);
         let Some(tree) = self.trees.get_mut(&number) else { return Vec::new() };
         tree.live.retain(|process| *process != root);
-        // The tree is found by either: leases bound to the one that is gone are about its children.
+        // Leases that are bound to the old root are about its children, so the tree is found by both.
         self.roots.extend(tree.live.first().map(|heir| (*heir, number)));
         tree.leases.clone()
     }
 
-    /// The tree that a process lives in.
+    /// The tree of a live process.
     pub fn tree_of(&self, process: ProcKey) -> Option<u32> {
         let lives = |tree: &u32| self.trees.get(tree).is_some_and(|tree| tree.live.contains(&process));
         let of_root = self.roots.get(&process).copied().filter(lives);
         of_root.or_else(|| self.trees.iter().find(|(_, tree)| tree.live.contains(&process)).map(|(number, _)| *number))
     }
 
-    /// Nothing of a process is left.
-    fn is_gone(&mut self, process: ProcKey) {
-        self.papers.remove(&process);
-        self.exited.push(process);
-        (0..self.cards.len()).for_each(|card| self.vacate(card, process));
+    /// Removes all that there is of a process.
+    fn remove_process(&mut self, process: ProcKey) {
+        self.audits.remove(&process);
+        self.unnoticed_exits.push(process);
+        (0..self.gpus.len()).for_each(|gpu| self.free_all(gpu, process));
         for spoken in [(process, Method::Shim), (process, Method::Driver)] {
-            self.left.extend(self.programs.remove(&spoken).map(|program| (spoken, program)));
+            self.unnoticed_programs.extend(self.programs.remove(&spoken).map(|program| (spoken, program)));
         }
     }
 
-    /// One process exits. Returns the leases it was watched for.
+    /// Ends one process of a tree; returns the leases for which it was watched.
     pub fn exit_child(&mut self, tree: u32) -> Vec<LeaseId> {
         match self.trees.get_mut(&tree).map(|found| (found.live.len(), found.live.pop())) {
             Some((2.., Some(child))) => {
-                self.is_gone(child);
+                self.remove_process(child);
                 self.trees[&tree].leases.clone()
             }
             Some((1, Some(root))) => {
@@ -234,32 +234,32 @@ impl World {
         }
     }
 
-    /// A whole tree exits. Returns the leases it was watched for.
+    /// Ends a whole tree; returns the leases for which it was watched.
     pub fn exit(&mut self, tree: u32) -> Vec<LeaseId> {
         let Some(gone) = self.trees.remove(&tree) else { return Vec::new() };
         self.roots.retain(|_, of| *of != tree);
-        gone.live.into_iter().for_each(|process| self.is_gone(process));
+        gone.live.into_iter().for_each(|process| self.remove_process(process));
         gone.leases
     }
 
-    /// Everybody gives back all bytes, and stays.
-    pub fn vacate_all(&mut self) {
-        for card in 0..self.cards.len() {
-            while let Some(resident) = self.cards[card].residents.last() {
+    /// Frees the memory of all processes, which stay.
+    pub fn free_everywhere(&mut self) {
+        for gpu in 0..self.gpus.len() {
+            while let Some(resident) = self.gpus[gpu].residents.last() {
                 let process = resident.process;
-                self.vacate(card, process);
+                self.free_all(gpu, process);
             }
         }
     }
 
-    /// The host starts anew: no process survives.
+    /// Reboots the host: no process survives.
     pub fn reboot(&mut self) {
         let all: Vec<u32> = self.trees.keys().copied().collect();
         for tree in all {
             self.exit(tree);
         }
-        self.left.clear();
-        self.exited.clear();
-        self.cards.iter_mut().for_each(|card| card.ail = GpuFault::Well);
+        self.unnoticed_programs.clear();
+        self.unnoticed_exits.clear();
+        self.gpus.iter_mut().for_each(|gpu| gpu.fault = GpuFault::Healthy);
     }
 }

@@ -1,12 +1,12 @@
 //! What holders and operators say: renew, bind, release, drain, clear.
 
 use super::Decider;
-use crate::event::{Caller, EventAnswer, Refusal};
-use crate::facts::{DaemonAction, GpuAction, LeaseAction, LeaseEvent};
-use crate::ids::{Fence, GpuId, LeaseId, ProcKey};
+use crate::model::event::{Caller, EventAnswer, Refusal};
+use crate::model::facts::{DaemonAction, GpuAction, LeaseAction, LeaseEvent};
+use crate::model::ids::{Fence, GpuId, LeaseId, ProcKey};
+use crate::model::restrictions::Restrictions;
+use crate::model::rows::{EndReason, GpuService, Hold, Lease, Phase};
 use crate::mutant::Mutant;
-use crate::restrictions::Restrictions;
-use crate::rows::{EndReason, GpuService, Hold, Lease, Phase};
 
 /// Processes one lease may be bound to by name; their descendants need no binding.
 const ROOTS_MAX: usize = 1_024;

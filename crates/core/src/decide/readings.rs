@@ -1,12 +1,12 @@
 //! What the eyes report: cards, and looks at them.
 
 use super::Decider;
-use crate::event::EventAnswer;
-use crate::facts::{GpuAction, GpuEvent, LeaseAction};
-use crate::ids::{GpuId, LeaseId};
-use crate::reading::{GpuFacts, GpuReading, Reading, Unreadable};
-use crate::rows::{EndReason, GpuService, Lease, Phase};
-use crate::units::Time;
+use crate::model::event::EventAnswer;
+use crate::model::facts::{GpuAction, GpuEvent, LeaseAction};
+use crate::model::ids::{GpuId, LeaseId};
+use crate::model::reading::{GpuFacts, GpuReading, Reading, Unreadable};
+use crate::model::rows::{EndReason, GpuService, Lease, Phase};
+use crate::model::units::Time;
 use std::collections::BTreeSet;
 
 impl Decider<'_> {

@@ -1,18 +1,18 @@
 //! What is derived from the rows of leases: the queue, the ledger, what is occupied on each GPU, and what is due.
 //!
-//! `facts::LeaseAction` says which of it an action takes out and puts in.
+//! `state/derived.rs` says which of it an action takes out and puts in.
 
 use super::State;
 use super::gpus::outlives_lease;
-use crate::ids::{GpuId, LeaseId, ProcKey};
-use crate::lease_readings::{LeaseReadings, SignalState, hook_mover};
+use super::lease_readings::{LeaseReadings, SignalState, hook_mover};
+use super::ledger::TenantLoad;
+use super::room::Occupancy;
+use crate::model::ids::{GpuId, LeaseId, ProcKey};
+use crate::model::movers::{Backoff, FALSE_REPORT, MoveProgress};
+use crate::model::request::{GpuSelector, LeaseRequest, Vram};
+use crate::model::rows::{EndedLease, Hold, Lease, Phase};
+use crate::model::units::{Bytes, Time};
 use crate::mutant::Mutant;
-use crate::parking::{Backoff, FALSE_REPORT, MoveProgress};
-use crate::quota::TenantLoad;
-use crate::request::{GpuSelector, LeaseRequest, Vram};
-use crate::room::Occupancy;
-use crate::rows::{EndedLease, Hold, Lease, Phase};
-use crate::units::{Bytes, Time};
 use std::collections::BTreeSet;
 
 impl State {
@@ -65,7 +65,7 @@ impl State {
     // ---- what the facts of leases take out and put in ----------------------
 
     /// Takes a waiter out of the queue.
-    pub(crate) fn dequeue(&mut self, lease: LeaseId) {
+    pub(super) fn dequeue(&mut self, lease: LeaseId) {
         let Some(row) = self.rows.leases.get(&lease).filter(|row| row.queued_since().is_some()) else { return };
         let (tenant, place) = (row.tenant, self.place_of(row));
         let wish = least_acceptable(&row.request);
@@ -81,7 +81,7 @@ impl State {
     }
 
     /// Takes an ended lease off its GPUs and out of the ledger.
-    pub(crate) fn vacate(&mut self, lease: LeaseId) {
+    pub(super) fn vacate(&mut self, lease: LeaseId) {
         let Some(row) = self.rows.leases.get(&lease) else { return };
         let Phase::Ending(hold, _) = &row.phase else { return };
         for gpu in &hold.gpus {
@@ -94,17 +94,17 @@ impl State {
     }
 
     /// Adds a lease to the ledger.
-    pub(crate) fn add_load(&mut self, lease: LeaseId) {
+    pub(super) fn add_load(&mut self, lease: LeaseId) {
         self.update_load(lease, TenantLoad::add);
     }
 
     /// Takes a lease out of the ledger.
-    pub(crate) fn subtract_load(&mut self, lease: LeaseId) {
+    pub(super) fn subtract_load(&mut self, lease: LeaseId) {
         self.update_load(lease, TenantLoad::subtract);
     }
 
     /// A request joined the queue.
-    pub(crate) fn index_request(&mut self, lease: LeaseId, root: Option<ProcKey>) {
+    pub(super) fn index_request(&mut self, lease: LeaseId, root: Option<ProcKey>) {
         let Some(row) = self.rows.leases.get(&lease).cloned() else { return };
         self.put_into_queue(&row);
         self.index_token(&row);
@@ -116,14 +116,14 @@ impl State {
     }
 
     /// A parked lease joined the queue.
-    pub(crate) fn enqueue(&mut self, lease: LeaseId) {
+    pub(super) fn enqueue(&mut self, lease: LeaseId) {
         if let Some(row) = self.rows.leases.get(&lease).cloned() {
             self.put_into_queue(&row);
         }
     }
 
     /// A waiter was granted its GPUs.
-    pub(crate) fn index_grant(&mut self, lease: LeaseId) {
+    pub(super) fn index_grant(&mut self, lease: LeaseId) {
         let Some(row) = self.rows.leases.get(&lease).cloned() else { return };
         let Phase::Active(hold) = &row.phase else { return };
         self.put_claims(&row, hold);
@@ -136,14 +136,14 @@ impl State {
     }
 
     /// A new term of a lease began: what it did before counts for the last one.
-    pub(crate) fn clear_busy(&mut self, lease: LeaseId) {
+    pub(super) fn clear_busy(&mut self, lease: LeaseId) {
         if let Some(live) = self.readings.get_mut(&lease) {
             live.was_busy = false;
         }
     }
 
     /// A lease's end may have moved, and with it when it is due.
-    pub(crate) fn update_ends_and_due(&mut self, lease: LeaseId) {
+    pub(super) fn update_ends_and_due(&mut self, lease: LeaseId) {
         self.update_ends(lease);
         self.update_due(lease);
     }
@@ -153,24 +153,24 @@ impl State {
     }
 
     /// The host has less memory than the last reading showed.
-    pub(crate) fn take_host_memory(&mut self, bytes: Bytes) {
+    pub(super) fn take_host_memory(&mut self, bytes: Bytes) {
         self.host_memory = self.host_memory.map(|available| available.less(bytes));
     }
 
     /// A lease's bytes begin to leave its GPUs, or to come back.
-    pub(crate) fn begin_move(&mut self, lease: LeaseId) {
+    pub(super) fn begin_move(&mut self, lease: LeaseId) {
         self.moving.insert(lease);
         self.begin_phase(lease);
     }
 
     /// A lease's bytes are back.
-    pub(crate) fn finish_move(&mut self, lease: LeaseId) {
+    pub(super) fn finish_move(&mut self, lease: LeaseId) {
         self.moving.remove(&lease);
         self.begin_phase(lease);
     }
 
     /// For the simulation only: a lease that is told to leave counts as gone.
-    pub(crate) fn plant_leaving_is_gone(&mut self, lease: LeaseId) {
+    pub(super) fn plant_leaving_is_gone(&mut self, lease: LeaseId) {
         if self.planted(Mutant::LeavingIsGone) {
             let all = self.rooms.iter_mut();
             all.for_each(|room| room.reserve(lease, Bytes::ZERO, Time::ZERO, false));
@@ -178,7 +178,7 @@ impl State {
     }
 
     /// A lease is parked.
-    pub(crate) fn index_parked(&mut self, lease: LeaseId) {
+    pub(super) fn index_parked(&mut self, lease: LeaseId) {
         self.finish_move(lease);
         // The last reading of the host's memory may be from before these bytes came.
         self.take_host_memory(self.booked_for(lease));
@@ -189,7 +189,7 @@ impl State {
     }
 
     /// A parked lease has its GPUs again.
-    pub(crate) fn index_resume(&mut self, lease: LeaseId, at: Time) {
+    pub(super) fn index_resume(&mut self, lease: LeaseId, at: Time) {
         self.add_load(lease);
         self.begin_move(lease);
         self.update_reserved(lease);
@@ -203,7 +203,7 @@ impl State {
     }
 
     /// A lease ended for its holder.
-    pub(crate) fn index_end(&mut self, lease: LeaseId, ended: Option<&EndedLease>) {
+    pub(super) fn index_end(&mut self, lease: LeaseId, ended: Option<&EndedLease>) {
         self.moving.remove(&lease);
         self.update_due(lease);
         if self.end_parked(lease) {
@@ -226,7 +226,7 @@ impl State {
     }
 
     /// A signal to the processes of an ended lease was decided.
-    pub(crate) fn note_signal_decided(&mut self, lease: LeaseId) {
+    pub(super) fn note_signal_decided(&mut self, lease: LeaseId) {
         if let Some(live) = self.readings.get_mut(&lease) {
             live.last_signal = Some(SignalState::Pending);
         }
@@ -250,7 +250,7 @@ impl State {
     }
 
     /// What has ended is not had any more, although its bytes count until its cards were seen again.
-    pub(crate) fn unindex_token(&mut self, lease: LeaseId) {
+    pub(super) fn unindex_token(&mut self, lease: LeaseId) {
         if let Some(token) = self.rows.leases.get(&lease).and_then(|row| row.token)
             && let Some(leases) = self.by_token.get_mut(&token)
         {
@@ -279,7 +279,7 @@ impl State {
     }
 
     /// Its cards are its own again, or are not any more.
-    pub(crate) fn update_reserved(&mut self, lease: LeaseId) {
+    pub(super) fn update_reserved(&mut self, lease: LeaseId) {
         let Some(row) = self.rows.leases.get(&lease) else { return };
         let Some(hold) = row.hold() else { return };
         let (reserved, parked, ends) = (row.reserved(), !row.is_on_gpus(), self.ends_by(row, hold));
@@ -325,7 +325,7 @@ impl State {
     }
 
     /// A lease's end may have moved, and its tenant's mark with it.
-    pub(crate) fn update_ends(&mut self, lease: LeaseId) {
+    pub(super) fn update_ends(&mut self, lease: LeaseId) {
         let Some(row) = self.rows.leases.get(&lease) else { return };
         let tenant = row.tenant;
         if let Some(hold) = row.hold() {
@@ -341,7 +341,7 @@ impl State {
         }
     }
 
-    pub(crate) fn drop_readings(&mut self, lease: LeaseId) {
+    pub(super) fn drop_readings(&mut self, lease: LeaseId) {
         self.set_due(lease, None);
         for process in self.readings.remove(&lease).unwrap_or_default().members {
             if self.owners.get(&process) == Some(&lease) {
@@ -364,13 +364,13 @@ fn least_acceptable(ask: &LeaseRequest) -> Option<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{GpuAction, LeaseAction, TenantAction};
-    use crate::ids::TenantId;
-    use crate::policy::Policy;
-    use crate::reading::GpuFacts;
-    use crate::request::Term;
-    use crate::rows::Rows;
-    use crate::units::Span;
+    use crate::model::facts::{GpuAction, LeaseAction, TenantAction};
+    use crate::model::ids::TenantId;
+    use crate::model::reading::GpuFacts;
+    use crate::model::request::Term;
+    use crate::model::rows::Rows;
+    use crate::model::settings::Policy;
+    use crate::model::units::Span;
 
     const LEASE: LeaseId = LeaseId(1);
 

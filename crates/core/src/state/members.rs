@@ -1,13 +1,13 @@
 //! Whose processes are.
 
 use super::State;
-use crate::decide::enforce::STRANGERS_MAX;
-use crate::ids::{GpuId, LeaseId, ProcKey};
+use crate::model::ids::{GpuId, LeaseId, ProcKey};
+use crate::model::reading::{Reading, Resident};
+use crate::model::restrictions::Restrictions;
+use crate::model::rows::Lease;
+use crate::model::units::Bytes;
+use crate::model::unleased::STRANGERS_MAX;
 use crate::mutant::Mutant;
-use crate::reading::{Reading, Resident};
-use crate::restrictions::Restrictions;
-use crate::rows::Lease;
-use crate::units::Bytes;
 use std::collections::BTreeSet;
 
 impl State {

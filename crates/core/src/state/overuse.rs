@@ -1,11 +1,11 @@
 //! Who has more on its cards than its lease is for, look by look.
 
 use super::State;
-use crate::ids::{GpuId, LeaseId};
+use crate::model::ids::{GpuId, LeaseId};
+use crate::model::reading::Reading;
+use crate::model::rows::{Hold, Phase};
+use crate::model::units::Bytes;
 use crate::mutant::Mutant;
-use crate::reading::Reading;
-use crate::rows::{Hold, Phase};
-use crate::units::Bytes;
 use std::collections::BTreeMap;
 
 /// So much beyond its lease nobody minds: what contexts and libraries take differs from run to run.

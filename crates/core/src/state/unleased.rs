@@ -1,13 +1,15 @@
 //! Strangers, as the state has them beside their rows.
 
 use super::State;
-use crate::decide::enforce;
-use crate::ids::{GpuId, LeaseId, ProcKey};
+use crate::model::ids::{GpuId, LeaseId, ProcKey};
+use crate::model::reading::Reading;
+use crate::model::rows::{Lease, Phase};
+use crate::model::units::Time;
+use crate::model::unleased::{
+    Mode, NextStep, PendingSignal, Rule, RuleAction, RuleSubject, UnleasedProcess, UnleasedStep,
+};
 use crate::mutant::Mutant;
-use crate::reading::Reading;
-use crate::rows::{Lease, Phase};
-use crate::units::Time;
-use crate::unleased::{Mode, NextStep, PendingSignal, Rule, RuleAction, RuleSubject, UnleasedProcess, UnleasedStep};
+use crate::policy::enforcement as enforce;
 use crate::unleased_readings::{FormerProcess, UnleasedReadings};
 
 impl State {

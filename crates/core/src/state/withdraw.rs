@@ -1,10 +1,10 @@
 //! A request that may not wait and cannot start now leaves nothing behind: no row, no history, no number.
 
 use super::State;
-use crate::facts::LeaseAction;
-use crate::ids::{LeaseId, ProcKey};
-use crate::rows::EndReason;
-use crate::units::Time;
+use crate::model::facts::LeaseAction;
+use crate::model::ids::{LeaseId, ProcKey};
+use crate::model::rows::EndReason;
+use crate::model::units::Time;
 
 impl State {
     /// Takes back the last [`LeaseAction::Queue`], of a request that still waits: the rows are as if it had never been made,

@@ -4,7 +4,7 @@ use super::error::{ConfigError, KeyPath};
 use super::values::{at_least_one, read_size, read_span, set};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use sublet_core::policy::{Caps, Policy};
+use sublet_core::settings::{Caps, Policy};
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -117,7 +117,7 @@ impl CapsConfig {
     }
 }
 
-/// A user of this host by name or uid, or whom tokens act for (`user:ana`).
+/// A user of this host by name or uid, or a user that tokens act for (`user:ana`).
 pub(super) fn tenant(user: &str) -> Result<String, ConfigError> {
     if sublet_core::token::is_subject(user) {
         return Ok(user.to_owned());

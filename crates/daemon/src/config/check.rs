@@ -47,18 +47,21 @@ pub struct CheckedConfig(pub Vec<(&'static str, String)>);
 
 /// Reads a configuration as the daemon would with these flags; without a file, everything is at its default.
 pub fn check(path: Option<&Path>, flags: &TcpConfig) -> Result<CheckedConfig, Vec<Finding>> {
-    let Some(path) = path else { return whole(Config::default(), flags).map_err(|error| vec![bare(&error)]) };
-    let unreadable = |source| bare(&Error::Config(ConfigError::Unreadable { path: path.to_owned(), source }));
+    let Some(path) = path else {
+        return read_and_settle(Config::default(), flags).map_err(|error| vec![without_line(&error)]);
+    };
+    let unreadable = |source| without_line(&Error::Config(ConfigError::Unreadable { path: path.to_owned(), source }));
     let mut text = std::fs::read_to_string(path).map_err(|source| vec![unreadable(source)])?;
     let mut findings = Vec::new();
     while findings.len() < FINDINGS_MAX {
-        let error = match Config::parse(&text, path).map_err(Error::Config).and_then(|config| whole(config, flags)) {
-            Ok(checked) if findings.is_empty() => return Ok(checked),
-            Ok(_) => break,
-            Err(error) => error,
-        };
+        let error =
+            match Config::parse(&text, path).map_err(Error::Config).and_then(|config| read_and_settle(config, flags)) {
+                Ok(checked) if findings.is_empty() => return Ok(checked),
+                Ok(_) => break,
+                Err(error) => error,
+            };
         let line = place(&text, &error).map(|place| line_of(&text, place.start));
-        let finding = Finding { line, ..bare(&error) };
+        let finding = Finding { line, ..without_line(&error) };
         // Blanking did not help: the rest of the file cannot be judged.
         if findings.contains(&finding) {
             break;
@@ -80,7 +83,7 @@ enum Error {
     Tls(tls::TlsError),
 }
 
-fn whole(config: Config, flags: &TcpConfig) -> Result<CheckedConfig, Error> {
+fn read_and_settle(config: Config, flags: &TcpConfig) -> Result<CheckedConfig, Error> {
     let settled = config.over(flags).settle().map_err(Error::Config)?;
     if let Some((cert, key)) = settled.tcp.as_ref().and_then(|tcp| tcp.tls.as_ref()) {
         tls::read(cert, key).map_err(Error::Tls)?;
@@ -132,7 +135,7 @@ fn summary(settled: &LoadedConfig) -> CheckedConfig {
 }
 
 /// An error without its line.
-fn bare(error: &Error) -> Finding {
+fn without_line(error: &Error) -> Finding {
     let (message, hint) = match error {
         Error::Config(ConfigError::Wrong { source, .. }) => unreadable(source.message()),
         Error::Config(error) => (chain(error), error.hint().map(str::to_owned)),
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_file_is_summed_up() {
+    fn a_good_file_is_summarized() {
         check_text(
             "operators = \"root\"\nsocket_group = \"root\"\n[parking]\nram = \"16G\"\n[users.0]\nleases = 2\n",
             &expect![[r#"
@@ -309,7 +312,7 @@ listen = "0.0.0.0:7474"
     }
 
     #[test]
-    fn what_is_no_toml_has_one_error() {
+    fn a_file_without_toml_has_one_error() {
         check_text(
             "ttl = \"5m\"\nwait = 1d\ngrace = \n",
             &expect![[r#"

@@ -27,7 +27,7 @@ use self::parking::ParkingConfig;
 use self::preemption::PreemptionConfig;
 use self::registers::RegistersConfig;
 use self::values::{
-    HISTORY, at_least_one, on, read_card, read_gpu, read_history, read_margin, read_renewal, read_span,
+    HISTORY, at_least_one, is_on, read_gpu, read_gpu_name, read_history, read_margin, read_renewal, read_span,
     read_span_or_none, read_visibility, set,
 };
 use crate::calendar::{Hours, WeekMinute};
@@ -40,7 +40,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use sublet_core::policy::{Policy, Renewal};
+use sublet_core::settings::{Policy, Renewal};
 use sublet_core::units::{Bytes, Span};
 use sublet_host::gpu::GpuSpec;
 
@@ -48,19 +48,19 @@ use sublet_host::gpu::GpuSpec;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// From a renewal to the expiry, for asks that name none (`"5m"`).
+    /// From a renewal to the expiry, for requests without a term (`"5m"`).
     ttl: Option<String>,
     /// When a used lease is renewed: `"70%"`, `"below 25%"` or `"every 1m"`.
     renewal: Option<String>,
-    /// A lease is not renewed past this while somebody waits (`"30m"`).
+    /// A lease is not renewed past this while another request waits (`"30m"`).
     renewal_cap: Option<String>,
-    /// How long an ask waits that names no limit (`"1d"`).
+    /// How long a request waits that names no limit (`"1d"`).
     wait: Option<String>,
-    /// After the daemon was away, nothing expires for this long (`"60s"`).
+    /// After an absence of the daemon nothing expires for this long (`"60s"`).
     grace: Option<String>,
-    /// Memory left alone on every card (`"256M"`).
+    /// Memory that is not leased on every GPU (`"256M"`).
     margin: Option<String>,
-    /// The same where a screen hangs on the card (`"1536M"`).
+    /// The same for a GPU with a display (`"1536M"`).
     margin_display: Option<String>,
     /// Waiters in all.
     queue_max: Option<usize>,
@@ -68,23 +68,23 @@ pub struct Config {
     operators: Option<String>,
     /// A Unix group: its members alone, and root, may use the socket; read by a start only.
     socket_group: Option<String>,
-    /// `"all"`: local users see who is on a card. `"own"`: each sees only itself.
+    /// `"all"`: local users see which users are on a GPU. `"own"`: each sees only itself.
     visibility: Option<String>,
     /// The longest that a call may wait for a change (`"60s"`).
     poll_max: Option<String>,
-    /// Measure what a CUDA context takes on each card at the first start.
+    /// Measure what a CUDA context takes on each GPU at the first start.
     measure_context: Option<bool>,
     /// Lines of the audit trail, and ended leases, that are kept; read by a start only.
     history: Option<u64>,
-    /// Cards on which nothing is leased, by number or UUID; read by a start only.
+    /// GPUs on which nothing is leased, by number or UUID; read by a start only.
     unmanaged: Vec<String>,
-    /// Which cards (`"real"`, `"soft:2x24GiB"`); read by a start only.
+    /// Which GPUs (`"real"`, `"soft:2x24GiB"`); read by a start only.
     gpu: Option<String>,
-    /// Who used more than its share lately queues as if it came later, by this at most (`"4h"`).
+    /// A tenant that used more than its share lately queues later, by at most this (`"4h"`).
     debt_max: Option<String>,
-    /// The share of a tenant for whom nothing else is said.
+    /// The share of a tenant without a share of its own.
     share: Option<u32>,
-    /// Who comes earlier, and by how much.
+    /// Which requests queue earlier, and by how much.
     head_start: HeadStartConfig,
     /// What each tenant may have.
     caps: CapsConfig,
@@ -94,15 +94,15 @@ pub struct Config {
     groups: BTreeMap<String, CapsConfig>,
     /// What is different at certain hours; the last that holds counts.
     windows: Vec<WindowConfig>,
-    /// The service beyond this host, for whoever has a token.
+    /// The service beyond this host, for callers with a token.
     tcp: TcpConfig,
     /// How often local users may call.
     socket: SocketConfig,
-    /// Host memory for bytes that have to leave a card.
+    /// Host memory for bytes that have to leave a GPU.
     parking: ParkingConfig,
-    /// Who leaves its cards for whom, and when.
+    /// Which leases are preempted, and when.
     preemption: PreemptionConfig,
-    /// Processes on cards without a lease.
+    /// Processes on GPUs without a lease.
     enforcement: EnforcementConfig,
     /// Where notices go besides the terminals of those concerned.
     notices: NoticesConfig,
@@ -110,7 +110,7 @@ pub struct Config {
     aside: AsideConfig,
     /// How much each user may keep in registers of checkpoints.
     registers: RegistersConfig,
-    /// `"off"`: programs are started without the library that caps and parks them; read by a start only.
+    /// `"off"`: programs are started without the shim that caps and parks them; read by a start only.
     shim: Option<String>,
 }
 
@@ -144,9 +144,9 @@ pub struct LoadedConfig {
     pub measure_context: bool,
     /// Lines of the audit trail, and ended leases, that are kept.
     pub history: u64,
-    /// Cards on which nothing is leased.
+    /// GPUs on which nothing is leased.
     pub unmanaged: Vec<String>,
-    /// Which cards, if it says so.
+    /// Which GPUs, if it says so.
     pub gpu: Option<GpuSpec>,
     /// The service over TCP, if there is to be one.
     pub tcp: Option<Tcp>,
@@ -154,7 +154,7 @@ pub struct LoadedConfig {
     pub socket_rate: Rate,
     /// Host memory that is kept ready for parked bytes.
     pub stock: Bytes,
-    /// Programs are started with the library that caps and parks them.
+    /// Programs are started with the shim that caps and parks them.
     pub shim: bool,
     /// The driver's own way of parking may be used.
     pub driver: bool,
@@ -165,8 +165,8 @@ pub struct LoadedConfig {
 }
 
 impl LoadedConfig {
-    /// What it says to the face.
-    pub fn house(&self) -> HttpSettings {
+    /// The settings of the HTTP API.
+    pub fn http_settings(&self) -> HttpSettings {
         let poll_max = Duration::from_micros(self.poll_max.0);
         HttpSettings { ttl: self.policy.ttl, visibility: self.visibility, poll_max }
     }
@@ -201,18 +201,18 @@ impl Config {
         self
     }
 
-    /// Which cards it names.
+    /// The GPUs that it names.
     pub fn gpu(&self) -> Option<&str> {
         self.gpu.as_deref()
     }
 
-    /// Checks every value and says what follows now.
+    /// Checks every value and returns what follows at this time.
     pub fn settle(&self) -> Result<LoadedConfig, ConfigError> {
         let now = WeekMinute::now();
         self.settle_at(|hours| hours.hold(now))
     }
 
-    /// The same where these hours hold.
+    /// The same for these hours.
     pub fn settle_at(&self, holds: impl Fn(&Hours) -> bool) -> Result<LoadedConfig, ConfigError> {
         let mut policy = Policy::default();
         set(&mut policy.ttl, "ttl", &self.ttl, read_span)?;
@@ -244,7 +244,7 @@ impl Config {
         self.preemption.settle(&mut policy)?;
         self.enforcement.settle(&mut policy)?;
         self.aside.settle(&mut policy)?;
-        let driver = on("preemption.driver", self.preemption.driver.as_deref())?;
+        let driver = is_on("preemption.driver", self.preemption.driver.as_deref())?;
         policy.enforcement.parks_first &= driver;
         policy.parking.context_after = policy.parking.context_after.filter(|_| driver);
         lay_over(&mut policy, &self.caps, &self.users, &self.groups)?;
@@ -254,7 +254,7 @@ impl Config {
             let read = Hours::read(window.days.as_deref(), &window.from, &window.to).map_err(|why| {
                 ConfigError::value("from", format!("{} to {}", window.from, window.to), why).within(&tables)
             })?;
-            // A window that does not hold now must make sense too.
+            // A window that does not hold now must make sense, too.
             let mut then = policy.clone();
             lay_over(&mut then, &window.caps, &window.users, &window.groups).map_err(|error| error.within(&tables))?;
             if holds(&read) {
@@ -286,12 +286,12 @@ impl Config {
             visibility: read_visibility(self.visibility.as_deref().unwrap_or("all"))?,
             measure_context: self.measure_context.unwrap_or(true),
             history: read_history(self.history.unwrap_or(HISTORY))?,
-            unmanaged: self.unmanaged.iter().map(|name| read_card(name)).collect::<Result<_, _>>()?,
+            unmanaged: self.unmanaged.iter().map(|name| read_gpu_name(name)).collect::<Result<_, _>>()?,
             gpu: self.gpu.as_deref().map(read_gpu).transpose()?,
             tcp: self.tcp.settle()?,
             socket_rate: self.socket.settle()?,
             stock,
-            shim: on("shim", self.shim.as_deref())?,
+            shim: is_on("shim", self.shim.as_deref())?,
             driver,
             notices: self.notices.settle()?,
             registers: self.registers.settle()?,
@@ -399,7 +399,7 @@ mod tests {
             (Span::secs(60), true, Span::secs(30))
         );
         assert!(!settle("[enforcement]\npark = false").unwrap().policy.enforcement.parks_first);
-        // Where the driver parks nobody, nobody waits for it.
+        // Where the driver parks no lease, no waiter waits for it.
         assert!(!settle("[preemption]\ndriver = \"off\"").unwrap().policy.enforcement.parks_first);
         assert_eq!(settle("[enforcement]\noveruse = \"20s\"").unwrap().policy.overuse_grace, Span::secs(20));
         for wrong in [

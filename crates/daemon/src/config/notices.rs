@@ -1,7 +1,7 @@
 //! `[notices]`: where notices go besides the terminals of those concerned.
 
 use super::ConfigError;
-use super::values::on;
+use super::values::is_on;
 use crate::notices::{Hooks, Settings};
 use hyper::Uri;
 use serde::Deserialize;
@@ -24,7 +24,7 @@ impl NoticesConfig {
             command: self.command.clone().map(read_command).transpose()?,
             webhook: self.webhook.as_deref().map(read_webhook).transpose()?,
         };
-        let no_terminals = !on("notices.terminals", self.terminals.as_deref())?;
+        let no_terminals = !is_on("notices.terminals", self.terminals.as_deref())?;
         Ok(Settings { no_terminals, hooks })
     }
 }

@@ -1,4 +1,4 @@
-//! `[tcp]`: the service beyond this host, for whoever has a token.
+//! `[tcp]`: the service beyond this host, for callers with a token.
 
 use super::ConfigError;
 use super::values::positive;

@@ -2,12 +2,12 @@
 
 use super::ConfigError;
 use crate::view::Visibility;
-use sublet_core::policy::Renewal;
+use sublet_core::settings::Renewal;
 use sublet_core::units::{Bytes, Span};
 use sublet_host::gpu::GpuSpec;
 use sublet_wire::{size, span};
 
-/// Some 300 MB, months of a busy card.
+/// Some 300 MB, months of a busy GPU.
 pub(super) const HISTORY: u64 = 1_000_000;
 
 /// A driver and a display need a few GiB; more is a typing error.
@@ -21,8 +21,8 @@ pub(super) fn read_history(lines: u64) -> Result<u64, ConfigError> {
     }
 }
 
-/// A card as `nvidia-smi -L` names it: its number or its UUID.
-pub(super) fn read_card(name: &str) -> Result<String, ConfigError> {
+/// A GPU as `nvidia-smi -L` names it: its number or its UUID.
+pub(super) fn read_gpu_name(name: &str) -> Result<String, ConfigError> {
     if is_uuid(name) || name.parse::<u32>().is_ok() {
         return Ok(name.to_owned());
     }
@@ -39,7 +39,7 @@ fn is_uuid(name: &str) -> bool {
 }
 
 /// Whether something is on, which it is unless it is said to be off.
-pub(super) fn on(key: &'static str, said: Option<&str>) -> Result<bool, ConfigError> {
+pub(super) fn is_on(key: &'static str, said: Option<&str>) -> Result<bool, ConfigError> {
     match said {
         None | Some("on") => Ok(true),
         Some("off") => Ok(false),
@@ -55,7 +55,7 @@ pub(super) fn positive(key: &'static str, value: Option<f64>, default: f64) -> R
     Err(ConfigError::value(key, value, "write a number from 1 to 1000000"))
 }
 
-/// With none of it nobody could be served at all; whoever means no bound leaves the key out.
+/// With none of it no request could be served; without the key there is no bound.
 pub(super) fn at_least_one<T: Copy + Default + PartialEq>(
     key: &'static str,
     value: Option<T>,

@@ -1,4 +1,4 @@
-//! Reading requests: bounded, patient only so long, and strict.
+//! Reads requests: bounded in size and time, and strict.
 
 use super::Refused;
 use crate::looper::IdempotencyKey;
@@ -14,28 +14,28 @@ use std::time::Duration;
 use sublet_core::ids::{LeaseId, TokenId};
 use sublet_wire::{Code, IDEMPOTENCY_KEY, Problem};
 
-/// The largest request body; the largest sensible one is a few hundred bytes.
+/// The largest request body; a sensible one has a few hundred bytes.
 const BODY_MAX: usize = 64 << 10;
-/// A body that takes longer is not coming.
+/// The longest time for a body.
 const BODY_TIME: Duration = Duration::from_secs(10);
 /// The longest Idempotency-Key.
 const KEY_MAX: usize = 128;
 
 /// A request that was read.
 pub struct ParsedBody<T> {
-    /// Who sent it.
+    /// Its sender.
     pub peer: Arc<Peer>,
     /// Its body.
     pub body: T,
-    /// So that it can be sent again.
+    /// Its Idempotency-Key.
     pub key: Option<IdempotencyKey>,
 }
 
-/// Who sent a request. The server put it there; nobody else can.
+/// The sender of a request. Only the server puts it there.
 pub fn peer(request: &Request) -> Result<Arc<Peer>, Refused> {
     let found = request.extensions().get::<Arc<Peer>>().cloned();
     let peer = found.ok_or_else(|| Problem::new(Code::Denied, "the caller is not known"))?;
-    // Nobody shall believe that a token with few rights limits what is done here.
+    // A token with few rights must not seem to limit what is done here.
     if peer.uid().is_some() && request.headers().contains_key(header::AUTHORIZATION) {
         let detail = "on this socket the kernel names the caller; a token says nothing here";
         return Err(Problem::new(Code::BadRequest, detail).hint("leave `Authorization` out, or call over TCP").into());
@@ -97,8 +97,8 @@ async fn raw(request: Request) -> Result<ParsedBody<axum::body::Bytes>, Refused>
     Ok(ParsedBody { peer, body, key })
 }
 
-/// The Idempotency-Key of a request. Two of them are refused, even two equal ones: which of them a proxy on the way kept
-/// cannot be known, so a retry might not find the answer.
+/// The Idempotency-Key of a request. Two of them are refused, even two equal ones: which of them a proxy on the way
+/// kept cannot be known, so a retry might not find the answer.
 fn key_in(headers: &HeaderMap) -> Result<Option<String>, Refused> {
     let mut sent = headers.get_all(IDEMPOTENCY_KEY).iter();
     let key = sent.next().map(|value| key_of(value.as_bytes())).transpose()?;
@@ -121,12 +121,12 @@ fn key_of(value: &[u8]) -> Result<String, Refused> {
 
 async fn read(body: Body, most: usize) -> Result<axum::body::Bytes, Refused> {
     let too_large = || Problem::new(Code::TooLarge, format!("the body is larger than {} KiB", most >> 10)).into();
-    // Who announces too much need not send it.
+    // A body that is announced as too large need not be sent.
     if body.size_hint().lower() > most as u64 {
         return Err(too_large());
     }
     let mut read = std::pin::pin!(axum::body::to_bytes(body, most));
-    // What came with its header is there at the second look; a timer for it would cost more than it does.
+    // A body that came with its header is there at the second poll; a timer would cost more than that.
     let read = tokio::select! {
         biased;
         read = &mut read => Ok(read),

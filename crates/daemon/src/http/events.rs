@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use sublet_wire::{Code, Problem};
 use tokio::sync::{Notify, watch};
 
-/// How long a stream that nothing happens on outlives the token it was opened with.
+/// How long a silent stream outlives the token with which it was opened.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// Lines read at a time.
 const CHUNK: usize = 256;
@@ -88,7 +88,7 @@ struct Follow {
 }
 
 impl Follow {
-    /// The next lines the caller may see; `None` when the log cannot be read any more, or not by it.
+    /// The next lines the caller may see; `None` when the log cannot be read any more, or not by this caller.
     async fn next(mut self) -> Option<(Vec<Event>, Follow)> {
         loop {
             self.synced.borrow_and_update();
@@ -100,7 +100,7 @@ impl Follow {
                     // Lines may have been trimmed before the first one and between any two.
                     events.extend(gap(self.after, line.seq));
                     self.after = line.seq;
-                    if self.sieve.passes(line, reader)? {
+                    if self.sieve.may_see(line, reader)? {
                         events.push(event(&self.sieve.shown(line, reader)?));
                     }
                 }
@@ -108,7 +108,7 @@ impl Follow {
             });
             let (events, read, this) = read.await.ok()?;
             self = this;
-            if !self.peer.still_good(wall_us()) {
+            if !self.peer.is_valid(wall_us()) {
                 return None;
             }
             if !events.is_empty() {
@@ -132,7 +132,7 @@ impl Follow {
 fn begin(seen: Option<u64>, (first, last): (u64, u64)) -> (u64, Option<Event>) {
     match seen {
         None => (last, None),
-        // With its number whoever comes back goes on from there, too, and does not wait for lines that never come.
+        // With its number a caller that returns goes on from there, and does not wait for lines that never come.
         Some(seen) if seen > last => {
             let data = format!("{{\"seen\":{seen},\"last\":{last}}}");
             (last, Some(Event::default().id(last.to_string()).event("gap").data(data)))
@@ -141,7 +141,7 @@ fn begin(seen: Option<u64>, (first, last): (u64, u64)) -> (u64, Option<Event>) {
     }
 }
 
-/// A word about the lines between one and the next that there is.
+/// A comment about the lines between one and the next that exists.
 fn gap(after: u64, next: u64) -> Option<Event> {
     let (from, to) = (after + 1, next.checked_sub(1)?);
     (from <= to).then(|| Event::default().event("gap").data(format!("{{\"from\":{from},\"to\":{to}}}")))

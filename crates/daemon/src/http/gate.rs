@@ -1,8 +1,8 @@
-//! Who is let in over TCP: whoever sends the secret of a token that is good, and not too often.
+//! Lets callers in over TCP: a request needs the secret of a good token, and may not come too often.
 //!
-//! Nothing of a request is looked at here but its method, its path and one header. The secret is
-//! hashed and forgotten; it is never stored, logged or compared as text. Whoever is not let in
-//! reaches no handler, and a request without a peer is refused by every handler that needs one.
+//! Only a request's method, its path and one header are read here. The secret is hashed and forgotten; it is never
+//! stored, logged or compared as text. A request that is not let in reaches no handler, and a request without a peer is
+//! refused by every handler that needs one.
 
 use super::rate::{CallRates, Rate, TooSoon};
 use crate::peer::Peer;
@@ -15,28 +15,28 @@ use std::time::Instant;
 use sublet_core::token::TokenHash;
 use sublet_wire::{Code, Problem, TOKEN_DIGITS, TOKEN_PREFIX};
 
-/// Whether the service lives: answered even where there is no seat.
+/// The health check: answered even where there is no seat.
 const HEALTH: [&str; 2] = ["/healthz", "/readyz"];
-/// How to speak to the service: anybody may read it, as health.
+/// The API's description: any caller may read it, like health.
 const DESCRIPTION: &str = "/openapi.json";
-/// Secrets that are wrong, of one address. Nobody mistypes faster, and nobody guesses 256 bits.
+/// Wrong secrets of one address. No user mistypes faster, and 256 bits cannot be guessed.
 const FAILURES: Rate = Rate { per_s: 10.0, burst: 20.0 };
 
 /// The gate.
 #[derive(Debug)]
 pub struct Gate {
     tokens: TokenTable,
-    /// Of addresses whose secrets were wrong.
+    /// The rates of addresses with wrong secrets.
     failures: CallRates<IpAddr>,
-    /// Of addresses that read what anybody may.
+    /// The rates of addresses that read what any caller may.
     visitors: CallRates<IpAddr>,
     tenants: CallRates<String>,
-    /// Of tenants that renew, release and bind: however much is looked at, a lease can be kept.
+    /// The rates of tenants that renew, release and bind: however much is read, a lease can be kept.
     keepers: CallRates<String>,
 }
 
 impl Gate {
-    /// Lets in who has one of these tokens, at this rate for each tenant.
+    /// Lets in callers with one of these tokens, at this rate for each tenant.
     pub fn new(tokens: TokenTable, rate: Rate) -> Gate {
         Gate {
             tokens,
@@ -47,14 +47,14 @@ impl Gate {
         }
     }
 
-    /// Another rate from now on.
+    /// Changes the rate.
     pub fn set_rate(&self, rate: Rate) {
         self.visitors.set(rate);
         self.tenants.set(rate);
         self.keepers.set(rate);
     }
 
-    /// Who sends a request; `None` for what anybody may read.
+    /// The sender of a request; `None` for what any caller may read.
     pub fn admit<B>(
         &self,
         request: &Request<B>,
@@ -62,21 +62,21 @@ impl Gate {
         wall_us: u64,
         now: Instant,
     ) -> Result<Option<Arc<Peer>>, Problem> {
-        let from = whole(from);
-        let looks = looks(request);
+        let from = address_key(from);
+        let looks = is_read(request);
         if is_public(request) {
             self.visitors.take(&from, now).map_err(too_many)?;
             return Ok(None);
         }
-        // Who has a good token is not held up by whoever guesses from the same address.
+        // A caller with a good token is not held up by one that guesses from the same address.
         let peer = self.identify(request.headers(), wall_us).or_else(|problem| {
             self.failures.take(&from, now).map_err(too_many_failures)?;
             Err(problem)
         })?;
         let crate::peer::Proof::Token(known) = &peer.proof else { return Err(no_token()) };
         let refused = known.token.read_only && !looks;
-        // What is refused anyhow must not use up what keeps leases alive.
-        let rates = if keeps(request) && !refused { &self.keepers } else { &self.tenants };
+        // A request that is refused anyway must not use up the budget that keeps leases alive.
+        let rates = if keeps_lease_alive(request) && !refused { &self.keepers } else { &self.tenants };
         rates.take(&peer.caller.tenant, now).map_err(too_many)?;
         known.note_use(wall_us);
         if refused {
@@ -95,35 +95,35 @@ impl Gate {
             Problem::new(Code::Unauthenticated, "there is no such token, or it was revoked").hint("ask for a new token")
         })?;
         if !known.is_good(wall_us) {
-            return Err(gone(&known.token.id.to_string()));
+            return Err(token_ended(&known.token.id.to_string()));
         }
-        Ok(Peer::through(known))
+        Ok(Peer::of_token(known))
     }
 }
 
-/// Whether a request changes nothing.
-pub fn looks<B>(request: &Request<B>) -> bool {
+/// True if a request changes nothing.
+pub fn is_read<B>(request: &Request<B>) -> bool {
     matches!(*request.method(), Method::GET | Method::HEAD)
 }
 
-/// Whether a request may wait for a lease to change.
-pub fn waits<B>(request: &Request<B>) -> bool {
+/// True if a request may wait for a lease to change.
+pub fn is_long_poll<B>(request: &Request<B>) -> bool {
     let query = request.uri().query().unwrap_or_default();
     *request.method() == Method::GET && query.split('&').any(|part| part.starts_with("wait="))
 }
 
-/// Whether anybody may know the answer to a request.
+/// True if any caller may read the answer to a request.
 pub fn is_public<B>(request: &Request<B>) -> bool {
-    is_health(request) || (looks(request) && request.uri().path() == DESCRIPTION)
+    is_health(request) || (is_read(request) && request.uri().path() == DESCRIPTION)
 }
 
-/// Whether a request asks if the service lives.
+/// True if a request is a health check.
 pub fn is_health<B>(request: &Request<B>) -> bool {
-    looks(request) && HEALTH.contains(&request.uri().path())
+    is_read(request) && HEALTH.contains(&request.uri().path())
 }
 
-/// Whether a request keeps a lease alive, or gives it back.
-pub(super) fn keeps<B>(request: &Request<B>) -> bool {
+/// True if a request keeps a lease alive, or releases it.
+pub(super) fn keeps_lease_alive<B>(request: &Request<B>) -> bool {
     let Some(rest) = request.uri().path().strip_prefix("/v1/leases/") else { return false };
     match (request.method(), rest.split_once('/')) {
         (&Method::DELETE, None) => true,
@@ -132,8 +132,8 @@ pub(super) fn keeps<B>(request: &Request<B>) -> bool {
     }
 }
 
-/// What is said to whoever had a token until now.
-pub fn gone(token: &str) -> Problem {
+/// The answer to a caller after the end of its token.
+pub fn token_ended(token: &str) -> Problem {
     Problem::new(Code::TokenExpired, format!("token {token} has expired or was revoked")).hint("ask for a new token")
 }
 
@@ -161,8 +161,8 @@ fn secret_of(value: &[u8]) -> Option<&[u8]> {
     right.then_some(secret)
 }
 
-/// Whose address it is: of the newer kind everybody has 2⁶⁴.
-pub fn whole(from: IpAddr) -> IpAddr {
+/// The key of an address: of IPv6 a user has 2⁶⁴ addresses, so the first half counts.
+pub fn address_key(from: IpAddr) -> IpAddr {
     match from.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
         address => address,
@@ -198,8 +198,8 @@ mod tests {
 
     fn gate(rate: Rate) -> Gate {
         let tokens = TokenTable::default();
-        tokens.enter(token(1, 'a', false));
-        tokens.enter(token(2, 'b', true));
+        tokens.add(token(1, 'a', false));
+        tokens.add(token(2, 'b', true));
         Gate::new(tokens, rate)
     }
 
@@ -209,7 +209,7 @@ mod tests {
             request = request.header("authorization", value);
         }
         match gate.admit(&request.body(()).unwrap(), HERE, wall_us, now) {
-            Ok(None) => "anybody".to_owned(),
+            Ok(None) => "any caller".to_owned(),
             Ok(Some(peer)) => {
                 assert!(!peer.caller.operator && peer.uid().is_none());
                 format!("{} {}", peer.caller.tenant, peer.caller.token.unwrap())
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn one_whole_secret_in_the_header_is_let_in_and_nothing_else() {
+    fn only_one_whole_secret_in_the_header_is_let_in() {
         let (gate, now) = (gate(FAST), Instant::now());
         let check = |method: &str, path: &str, values: &[String], expected: &str| {
             let later = now + Duration::from_secs(1000);
@@ -230,7 +230,7 @@ mod tests {
         check("GET", "/v1/leases", &[format!("bEARER {}", secret('b'))], "user:ana K2");
         check("POST", "/v1/leases", &bearer(secret('b')), "read_only");
         check("DELETE", "/v1/leases/L1", &bearer(secret('b')), "read_only");
-        check("GET", "/healthz", &[], "anybody");
+        check("GET", "/healthz", &[], "any caller");
         check("POST", "/healthz", &[], "unauthenticated");
         check("GET", "/healthz/", &[], "unauthenticated");
         check("GET", "/v1/leases", &[], "unauthenticated");
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn guessing_and_haste_are_slowed_down_and_pass() {
+    fn wrong_secrets_and_too_many_calls_are_refused_for_a_while() {
         let (gate, now) = (gate(Rate { per_s: 1.0, burst: 2.0 }), Instant::now());
         let good = vec![format!("Bearer {}", secret('a'))];
         let other = vec![format!("Bearer {}", secret('b'))];
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_guesses_does_not_lock_out_a_good_token_of_its_address() {
+    fn a_good_token_is_let_in_from_an_address_with_wrong_ones() {
         let (gate, now) = (gate(FAST), Instant::now());
         let good = vec![format!("Bearer {}", secret('a'))];
         let wrong = vec![format!("Bearer {}", secret('c'))];
@@ -298,14 +298,14 @@ mod tests {
     }
 
     #[test]
-    fn looking_does_not_use_up_what_keeps_a_lease_alive() {
+    fn reads_do_not_use_up_the_budget_of_renewals() {
         let (gate, now) = (gate(Rate { per_s: 1.0, burst: 4.0 }), Instant::now());
         let good = vec![format!("Bearer {}", secret('a'))];
         let reader = vec![format!("Bearer {}", secret('b'))];
         for _ in 0..4 {
             assert_eq!(call(&gate, "GET", "/v1/leases", &reader, 5, now), "user:ana K2");
         }
-        // Nor does trying what is refused, nor a path that only resembles one.
+        // Nor do refused requests count, nor a path that only resembles one.
         for (method, path) in [("POST", "/v1/leases/L1/renew"), ("DELETE", "/v1/leases/L1")] {
             assert_eq!(call(&gate, method, path, &reader, 5, now), "too_many_requests");
         }

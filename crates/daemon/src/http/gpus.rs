@@ -25,10 +25,10 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let (by, caller) = (peer.caller.clone(), peer.caller.clone());
     let (by_driver, kind, stock) = (app.by_driver, app.kind, app.host.stock_bytes());
     let look =
-        move |view: &View<'_>| (view.cards(&caller), view.parking(by_driver, kind, stock), view.sees_all(&caller));
+        move |view: &View<'_>| (view.gpus(&caller), view.parking(by_driver, kind, stock), view.sees_all(&caller));
     let (mut cards, parking, see_all) = app.post.read(look).await?;
     let whose = if see_all { AsideOwner::Anybodys } else { AsideOwner::Only(peer.uid()) };
-    name_strangers(&app, &by, &mut cards, whose).await;
+    add_unleased_users(&app, &by, &mut cards, whose).await;
     let said = |trouble: &RwLock<Option<String>>| trouble.read().ok().and_then(|trouble| trouble.clone());
     let trouble = said(&app.trouble);
     let config_trouble = said(&app.config_trouble).filter(|_| by.operator);
@@ -42,17 +42,17 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     }))
 }
 
-/// Whose strangers are shown.
+/// The user whose unleased processes are shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AsideOwner {
     Anybodys,
-    /// This user's; nobody's for who has none.
+    /// This user's; none for a caller without a user.
     Only(Option<u32>),
 }
 
-/// Whose a stranger is, as far as the host tells: read here, never by the loop. Where each sees
-/// only itself, strangers of others are left out.
-async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Gpu>, whose: AsideOwner) {
+/// The owner of each unleased process, as far as the host tells: read here, never by the loop. Where each user sees
+/// only itself, unleased processes of others are left out.
+async fn add_unleased_users(app: &App, by: &Caller, cards: &mut Vec<wire::Gpu>, whose: AsideOwner) {
     if cards.iter().all(|card| card.occupants.iter().all(|o| o.pid.is_none())) {
         return;
     }
@@ -131,7 +131,7 @@ pub async fn put_aside(State(app): State<App>, PathName(card): PathName, request
         .await?)
 }
 
-/// Which aside ends.
+/// The aside that ends.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EndQuery {

@@ -19,7 +19,7 @@ use sublet_core::decide::find;
 use sublet_core::event::{Caller, Event, Refusal};
 use sublet_core::facts::LeaseEvent;
 use sublet_core::ids::{Fence, LeaseId};
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::request::{
     Exclusivity, GpuSelector, LeaseRequest, Notice, Preempt, RequestError, Term, Tier, Vram, is_visible,
 };
@@ -42,7 +42,7 @@ const LIST_MAX: usize = 1_000;
 pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
     let heard: ParsedBody<wire::LeaseRequest> = body::json(request).await?;
     let tenant = heard.peer.caller.tenant.clone();
-    let answer = decided(&app, heard).await;
+    let answer = decide_request(&app, heard).await;
     let code = match &answer {
         Ok(reply) if reply.is_problem() => {
             serde_json::from_str::<Problem>(&reply.body).ok().map(|problem| problem.code)
@@ -56,27 +56,27 @@ pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refu
     answer
 }
 
-/// Has a request decided that was read. A refusal is counted and leaves nothing else behind.
-async fn decided(app: &App, heard: ParsedBody<wire::LeaseRequest>) -> Result<Reply, Refused> {
+/// Has a request decided. A refusal is counted and leaves nothing else behind.
+async fn decide_request(app: &App, heard: ParsedBody<wire::LeaseRequest>) -> Result<Reply, Refused> {
     let root = heard.body.pid.map(|process| heard.peer.named_process(process)).transpose()?;
     let by = heard.peer.caller.clone();
     if heard.body.wait_s.is_some_and(|s| s > 7 * 86_400) {
         return Err(Problem::new(Code::BadValue, "`wait_s` must be at most 7 days").into());
     }
     let wait = heard.body.wait_s.map(Span::secs);
-    let ttl = heard.body.ttl_s.map_or(app.house().ttl, |seconds| Span(seconds.saturating_mul(1_000_000)));
-    let ask = ask_of(heard.body, ttl)?;
+    let ttl = heard.body.ttl_s.map_or(app.settings().ttl, |seconds| Span(seconds.saturating_mul(1_000_000)));
+    let ask = read_request(heard.body, ttl)?;
     let (tenant, is_repeated) = (by.tenant.clone(), heard.key.is_some());
     let reply = app
         .post
         .call(by.clone(), Event::Lease(LeaseEvent::Requested { by, request: ask, wait, root }), heard.key)
         .await?;
-    Ok(marked(app, reply, &tenant, is_repeated))
+    Ok(with_proof(app, reply, &tenant, is_repeated))
 }
 
-/// An answer with a lease in it, and the lease's mark if it was granted. What is stored for the next time has none; what
-/// one that may be stored tells of is read from it.
-fn marked(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Reply {
+/// An answer with a lease, and the lease's proof if it was granted. The stored answer has no proof; the lease of one
+/// that may be stored is read from it.
+fn with_proof(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Reply {
     let stored = || if may_be_stored && !reply.is_problem() { granted_in(&reply.body, tenant) } else { None };
     if let Some((lease, epoch)) = reply.granted.or_else(stored)
         && reply.body.pop() == Some('}')
@@ -88,17 +88,17 @@ fn marked(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Rep
     reply
 }
 
-/// The lease of this tenant that an answer tells of, if it was granted.
+/// The lease of this tenant in an answer, if it was granted.
 fn granted_in(body: &str, tenant: &str) -> Option<(LeaseId, Fence)> {
     let lease: wire::Lease = serde_json::from_str(body).ok()?;
     let is_own = lease.tenant == tenant && lease.ended.is_none();
     Some((lease.id.parse().ok()?, Fence(lease.fence?))).filter(|_| is_own)
 }
 
-/// A hook says no more than this of why it failed.
+/// The longest reason of a hook's failure.
 const WHY_MAX: usize = 256;
 
-fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<LeaseRequest, Problem> {
+fn read_request(ask: wire::LeaseRequest, ttl: Span) -> Result<LeaseRequest, Problem> {
     let odd = |refusal| messages::problem(&Refusal::BadAsk(refusal));
     use sublet_core::request::RequestError;
     if ask.ttl_s.is_some() && ask.time_s.is_some() {
@@ -144,8 +144,8 @@ fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<LeaseRequest, Problem> {
     })
 }
 
-/// An epoch as it could have been granted.
-fn epoch(number: u64) -> Result<Fence, Problem> {
+/// A fence as it could have been granted.
+fn read_fence(number: u64) -> Result<Fence, Problem> {
     match i64::try_from(number) {
         Ok(_) => Ok(Fence(number)),
         Err(_) => Err(Problem::new(Code::BadValue, "`epoch` is larger than any that is granted")
@@ -242,24 +242,24 @@ pub async fn show(
     if let Some(text) = &query.wait {
         let wait = sublet_wire::span::parse(text)
             .map_err(|error| Problem::new(Code::BadRequest, format!("`wait`: {error}")).hint(error.hint()))?;
-        let wait = Duration::from_secs(wait).min(app.house().poll_max);
+        let wait = Duration::from_secs(wait).min(app.settings().poll_max);
         if let Some(lease) = await_change(&app, &by, id, until, wait).await? {
-            return Ok(Json(with_mark(&app, &peer, lease)));
+            return Ok(Json(show_with_proof(&app, &peer, lease)));
         }
     }
     let lease = live_or_past(&app, by, id).await?;
-    Ok(Json(with_mark(&app, &peer, lease)))
+    Ok(Json(show_with_proof(&app, &peer, lease)))
 }
 
-/// A lease with its mark, for a caller that may have processes counted with it.
-fn with_mark(app: &App, peer: &Peer, mut lease: wire::Lease) -> wire::Lease {
+/// A lease with its proof, for a caller that may bind processes to it.
+fn show_with_proof(app: &App, peer: &Peer, mut lease: wire::Lease) -> wire::Lease {
     if !peer.is_read_only() {
-        app.marks.put(&mut lease, &peer.caller.tenant);
+        app.marks.add_to(&mut lease, &peer.caller.tenant);
     }
     lease
 }
 
-/// Waits for a lease to change; `None` when the time is up or there is none.
+/// Waits for a lease to change; `None` when the time is up or there is no such lease.
 async fn await_change(
     app: &App,
     by: &Caller,
@@ -275,16 +275,16 @@ async fn await_change(
     tokio::select! {
         answer = tokio::time::timeout(wait, watching.changed()) => match answer {
             Ok(Ok(lease)) => Ok(lease),
-            // Time is up, or the state was rebuilt under us: look again.
+            // Time is up, or the state was rebuilt: read it again.
             Ok(Err(_)) | Err(_) => Ok(None),
         },
-        // Another tenant, with fewer, waits in its place: the caller is told how things are, and may ask again.
+        // Another tenant, with fewer calls, waits in its place: the caller gets the present state, and may call again.
         () = lost.notified() => Ok(None),
         _ = stopping.wait_for(|stop| *stop) => Err(crate::inbox::LoopGone::Stopping.into()),
     }
 }
 
-/// A lease that is live, or else history, if the caller may see it.
+/// A lease that is live, or else retired, if the caller may see it.
 async fn live_or_past(app: &App, by: Caller, id: LeaseId) -> Result<wire::Lease, Refused> {
     let caller = by.clone();
     let look =
@@ -342,7 +342,8 @@ pub async fn renew(State(app): State<App>, PathName(id): PathName, request: Requ
     let heard = body::json::<wire::RenewRequest>(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    let event = Event::Lease(LeaseEvent::RenewalRequested { by: by.clone(), lease, fence: epoch(heard.body.fence)? });
+    let event =
+        Event::Lease(LeaseEvent::RenewalRequested { by: by.clone(), lease, fence: read_fence(heard.body.fence)? });
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
@@ -359,7 +360,7 @@ pub async fn renew(State(app): State<App>, PathName(id): PathName, request: Requ
 ))]
 pub async fn accept(State(app): State<App>, PathName(id): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::AcceptRequest>(request).await?;
-    // What makes no sense of any lease is said first, whatever became of this one.
+    // A senseless body is refused first, whatever became of this lease.
     let senseless = match &heard.body {
         wire::AcceptRequest { vram_bytes, .. } if Bytes(*vram_bytes) < LeaseRequest::VRAM_MIN => {
             Some(RequestError::Vram)
@@ -383,7 +384,7 @@ pub async fn accept(State(app): State<App>, PathName(id): PathName, request: Req
     let event =
         Event::Lease(LeaseEvent::OfferAccepted { by: by.clone(), lease, vram: Bytes(heard.body.vram_bytes), gpus });
     let is_repeated = heard.key.is_some();
-    let reply = marked(&app, app.post.call(by.clone(), event, heard.key).await?, &by.tenant, is_repeated);
+    let reply = with_proof(&app, app.post.call(by.clone(), event, heard.key).await?, &by.tenant, is_repeated);
     ended_is_ended(&app, by, lease, reply).await
 }
 
@@ -397,10 +398,10 @@ pub async fn accept(State(app): State<App>, PathName(id): PathName, request: Req
 ))]
 pub async fn bind(State(app): State<App>, PathName(id): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::BindRequest>(request).await?;
-    let epoch = epoch(heard.body.fence)?;
+    let epoch = read_fence(heard.body.fence)?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    // First whether the lease may be known at all: a pid must not tell the two apart.
+    // The lease is looked up first: a pid must not tell whether it exists.
     let caller = by.clone();
     let live = app.post.read(move |view| find(view.state, &caller, lease).is_ok()).await?;
     if !live {
@@ -469,8 +470,12 @@ pub async fn hook(State(app): State<App>, PathName(id): PathName, request: Reque
         wire::HookResult::Failed => MoverReport::Refused(why()),
         wire::HookResult::WantsResume => MoverReport::Used,
     };
-    let event =
-        Event::Lease(LeaseEvent::HookReported { by: by.clone(), lease, fence: epoch(heard.body.fence)?, report: said });
+    let event = Event::Lease(LeaseEvent::HookReported {
+        by: by.clone(),
+        lease,
+        fence: read_fence(heard.body.fence)?,
+        report: said,
+    });
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
@@ -500,7 +505,7 @@ pub async fn release(State(app): State<App>, PathName(id): PathName, request: Re
     ended_is_ended(&app, by, lease, reply).await
 }
 
-/// The state forgets a lease that is history; its owner is told that it ended, not that it never was.
+/// The state forgets a retired lease; its owner is told that it ended, not that it never existed.
 async fn ended_is_ended(app: &App, by: Caller, lease: LeaseId, reply: Reply) -> Result<Reply, Refused> {
     if reply.status != 404 {
         return Ok(reply);

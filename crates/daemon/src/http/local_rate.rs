@@ -3,9 +3,9 @@
 //! A call beyond that is answered late: a program that calls again at once would otherwise keep the daemon as busy with
 //! refusals as with work.
 //!
-//! Each call takes a turn of the one loop, so calls of one user cost all others. The default is far above what a
-//! program needs. Operators are not limited: they can stop the daemon anyway. Renewals and releases have a budget of
-//! their own, so that a user that calls too often loses no lease by it.
+//! All calls share the one loop, so calls of one user cost all others. The default is far above what a program needs.
+//! Operators are not limited: they can stop the daemon anyway. Renewals and releases have a budget of their own, so
+//! that a user that calls too often loses no lease by it.
 
 use super::gate;
 use super::rate::{CallRates, Rate, TooSoon};
@@ -29,7 +29,7 @@ pub enum Purpose {
 impl Purpose {
     /// The purpose of a request.
     pub fn of<B>(request: &Request<B>) -> Purpose {
-        if gate::keeps(request) { Purpose::Keep } else { Purpose::Other }
+        if gate::keeps_lease_alive(request) { Purpose::Keep } else { Purpose::Other }
     }
 }
 
@@ -46,7 +46,7 @@ impl LocalRate {
         LocalRate { others: CallRates::new(rate), keepers: CallRates::new(rate) }
     }
 
-    /// Another rate from now on.
+    /// Changes the rate.
     pub fn set(&self, rate: Rate) {
         self.others.set(rate);
         self.keepers.set(rate);

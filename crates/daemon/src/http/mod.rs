@@ -1,7 +1,6 @@
-//! The HTTP face: routes, limits, problems.
+//! The HTTP API: routes, limits, problems.
 //!
-//! No decision is made here. A handler reads its request, sends one letter to
-//! the loop and writes down the answer.
+//! No decision is made here. A handler reads its request, sends one message to the loop and writes the answer.
 
 pub mod acceptor;
 mod arrivals;
@@ -51,7 +50,7 @@ use sublet_host::Host;
 use sublet_wire::{Code, Health, PROBLEM_JSON, Problem};
 use tokio::sync::watch;
 
-/// What every handler can reach. One count for all of it: a request takes and drops it.
+/// What every handler can reach, behind one reference count: a request clones and drops it.
 #[derive(Clone)]
 pub struct App(Arc<AppState>);
 
@@ -70,15 +69,15 @@ impl Deref for App {
     }
 }
 
-/// What can be reached.
+/// The parts themselves.
 pub struct AppState {
     /// The loop.
     pub post: LoopClient,
-    /// The eyes and hands, to be tried.
+    /// The host's readers and workers, for tests of the driver.
     pub host: Arc<Host>,
     /// History.
     pub history: History,
-    /// For whoever asks whose processes are on a card.
+    /// Finds the users of processes on GPUs.
     pub looks: FairLimiter,
     /// Requests of local users that are being answered.
     pub calls: FairLimiter,
@@ -86,44 +85,44 @@ pub struct AppState {
     pub polls: ConnectionLimits<String>,
     /// Event streams of each tenant.
     pub streams: ConnectionLimits<String>,
-    /// How often those read what is new.
+    /// How often event streams read new lines.
     pub stream_reads: rate::CallRates<String>,
     /// Names for people.
     pub names: UserDirectory,
-    /// Who is let in over TCP.
+    /// Lets callers in over TCP.
     pub tokens: TokenTable,
     /// Grows with every line of the log that is durable.
     pub synced: watch::Receiver<u64>,
-    /// Why the driver lists no cards.
+    /// Why the driver lists no GPUs.
     pub trouble: Arc<RwLock<Option<String>>>,
     /// Why the last reload of the configuration was refused.
     pub config_trouble: Arc<RwLock<Option<String>>>,
     /// `real`, `soft` or `scripted`.
     pub kind: &'static str,
-    /// The file of the soft cards.
+    /// The file of the soft GPUs.
     pub soft_state: Option<String>,
-    /// Programs are started with the library that parks them.
+    /// Programs are started with the shim that parks them.
     pub shim: bool,
     /// Programs without it are parked by the driver.
     pub by_driver: bool,
-    /// What the configuration says to the face; read anew on reload.
+    /// What the configuration says about the API; read again on reload.
     pub house: Arc<RwLock<HttpSettings>>,
-    /// What holders' programs prove their lease by.
+    /// The proofs of leases.
     pub marks: LeaseProofs,
-    /// The daemon stops.
+    /// Set when the daemon stops.
     pub stopping: watch::Receiver<bool>,
     /// How often local users may call.
     pub local_rate: Arc<local_rate::LocalRate>,
-    /// Refused requests, counted.
+    /// Counts refused requests.
     pub refusals: crate::refusals::RefusalCounts,
     /// Registers of checkpoints.
     pub registers: RegisterKeeper,
 }
 
-/// What the configuration says to the face.
+/// What the configuration says about the API.
 #[derive(Clone, Copy, Debug)]
 pub struct HttpSettings {
-    /// The term of a lease whose ask names none.
+    /// The term of a lease whose request has none.
     pub ttl: Span,
     /// Which users local users see.
     pub visibility: Visibility,
@@ -132,7 +131,7 @@ pub struct HttpSettings {
 }
 
 impl AppState {
-    fn house(&self) -> HttpSettings {
+    fn settings(&self) -> HttpSettings {
         *self.house.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
@@ -178,7 +177,7 @@ pub fn router(app: App) -> Router {
         .with_state(app)
 }
 
-/// A refusal on its way out.
+/// A refusal as a response.
 pub struct Refused(pub Problem);
 
 impl From<Problem> for Refused {

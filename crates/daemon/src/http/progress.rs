@@ -1,7 +1,7 @@
-//! A stream that gives up on whoever never reads.
+//! A stream that gives up on a client that never reads.
 //!
-//! Somebody who asks and takes no answer would keep its place among the connections for ever: a
-//! slow reader is waited for, one that takes nothing at all for a while is hung up on.
+//! A client that sends a request and takes no answer would keep its place among the connections for ever. A slow reader
+//! is waited for; a client that takes nothing at all for a while is disconnected.
 
 use std::io;
 use std::pin::Pin;
@@ -10,21 +10,21 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// A stream whose writes get on, or fail.
+/// A stream whose writes make progress, or fail.
 pub struct Progress<T> {
     stream: T,
     patience: Duration,
-    /// When patience ends, since nothing is taken any more.
+    /// When the wait ends, since nothing is taken any more.
     end: Option<Pin<Box<Sleep>>>,
 }
 
 impl<T> Progress<T> {
-    /// Waits for so long while nothing is taken.
+    /// Waits for this long while nothing is taken.
     pub fn new(stream: T, patience: Duration) -> Progress<T> {
         Progress { stream, patience, end: None }
     }
 
-    /// Passes on what came of a write, unless nothing came for too long.
+    /// Passes on the result of a write, unless none came for too long.
     fn judge<R>(&mut self, context: &mut Context<'_>, came: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
         if came.is_ready() {
             self.end = None;
@@ -82,7 +82,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(30);
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_takes_nothing_is_given_up_on() {
+    async fn a_client_that_takes_nothing_is_disconnected() {
         let (ours, theirs) = duplex(16);
         let start = Instant::now();
         let failed = Progress::new(ours, PATIENCE).write_all(&[0; 64]).await.unwrap_err();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_takes_little_but_takes_it_is_waited_for() {
+    async fn a_slow_client_is_waited_for() {
         let (ours, mut theirs) = duplex(1);
         let write = tokio::spawn(async move { Progress::new(ours, PATIENCE).write_all(&[7; 10]).await });
         for _ in 0..10 {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_that_has_nothing_to_say_is_left_alone() {
+    async fn a_silent_stream_is_kept() {
         let (ours, mut theirs) = duplex(16);
         let mut ours = Progress::new(ours, PATIENCE);
         ours.write_all(&[1]).await.unwrap();

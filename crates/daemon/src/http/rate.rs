@@ -1,28 +1,28 @@
-//! How often somebody may call: a bucket each, refilled steadily, of a bounded number of buckets.
+//! Rate limits: a bucket for each caller, refilled steadily, in a bounded number of buckets.
 //!
-//! No clock is read here; whoever asks says what time it is.
+//! No clock is read here; the caller passes the time.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Buckets kept at a time. Tenants with a token are never more; of addresses, who was silent
-/// longest is forgotten first.
+/// Buckets kept at a time. Tenants with a token are never more; of addresses, the one that was silent longest is
+/// forgotten first.
 const BUCKETS_MAX: usize = 10_000;
-/// Looking through all buckets costs some 100 µs, so it is not done with every call.
+/// Searching all buckets costs some 100 µs, so it is not done with every call.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// How often, and how many at once.
+/// A rate, and how many calls at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
-    /// In a second, in the long run.
+    /// Calls in a second in the long run.
     pub per_s: f64,
-    /// At once, after a rest.
+    /// Calls at once, after a pause.
     pub burst: f64,
 }
 
-/// A bucket for each.
+/// The buckets.
 #[derive(Debug)]
 pub struct CallRates<K>(Mutex<RateTable<K>>);
 
@@ -46,7 +46,7 @@ impl RateBucket {
     }
 }
 
-/// Too soon.
+/// The refusal of a call that came too soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooSoon {
     /// When to try again.
@@ -54,19 +54,19 @@ pub struct TooSoon {
 }
 
 impl<K: Hash + Eq + Clone> CallRates<K> {
-    /// Everybody's bucket is full.
+    /// Returns a limit at which all buckets are full.
     pub fn new(rate: Rate) -> CallRates<K> {
         CallRates(Mutex::new(RateTable { rate, buckets: HashMap::new(), swept: None }))
     }
 
-    /// Another rate from now on.
+    /// Changes the rate.
     pub fn set(&self, rate: Rate) {
         if let Ok(mut inside) = self.0.lock() {
             inside.rate = rate;
         }
     }
 
-    /// Lets a call through and takes it off, or does not.
+    /// Lets a call through and takes it from the bucket, or refuses it.
     pub fn take(&self, who: &K, now: Instant) -> Result<(), TooSoon> {
         let Ok(mut inside) = self.0.lock() else { return Err(TooSoon { after_s: 1 }) };
         let rate = inside.rate;
@@ -81,8 +81,8 @@ impl<K: Hash + Eq + Clone> CallRates<K> {
 }
 
 impl<K: Hash + Eq + Clone> RateTable<K> {
-    /// A bucket that is full again says nothing. If none is, anybody's is forgotten: its owner
-    /// gets a full one, which matters less than memory without bound.
+    /// Removes a bucket: one that is full again, or else any. Its owner then has a full one, which matters less than
+    /// memory without bound.
     fn make_room(&mut self, now: Instant) {
         if self.buckets.len() < BUCKETS_MAX {
             return;
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_too_soon_is_told_when_to_come() {
+    fn a_call_too_soon_is_told_when_to_retry() {
         let (rates, now) = (CallRates::new(Rate { per_s: 0.1, burst: 1.0 }), Instant::now());
         assert_eq!(rates.take(&1, now), Ok(()));
         assert_eq!(rates.take(&1, now), Err(TooSoon { after_s: 10 }));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn however_many_call_the_buckets_are_bounded() {
+    fn the_number_of_buckets_is_bounded() {
         let (rates, start) = (CallRates::new(RATE), Instant::now());
         for n in 0..3 * BUCKETS_MAX {
             rates.take(&n, start + Duration::from_micros(n as u64)).unwrap();

@@ -11,7 +11,6 @@ use axum::extract::{Request, State};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::action::Action;
-use sublet_core::decide::enforce;
 use sublet_core::event::{Caller, Event};
 use sublet_core::facts::{DaemonEvent, LeaseAction, TokenAction, UnleasedAction};
 use sublet_core::ids::{LeaseId, TenantId};
@@ -24,12 +23,12 @@ use sublet_wire::Problem;
 const USAGE_MAX: usize = 1_000;
 /// Lines in one page of the trail.
 pub const PAGE_MAX: usize = 1_000;
-/// Leases remembered as one's own or not; beyond it they are looked up again.
+/// Leases remembered as the caller's own or not; beyond it they are looked up again.
 const MINE_MAX: usize = 100_000;
-/// Lines read for one page: a tenant's own may be few among many, and others want their turn too.
+/// Lines read for one page: a tenant's own may be few among many, and other callers wait.
 const SCAN_MAX: usize = 5_000;
 
-/// Reads history for a caller, when it is its turn.
+/// Reads history for a caller, when it has a permit.
 pub async fn history<T: Send + 'static>(
     app: &App,
     by: &Caller,
@@ -129,7 +128,7 @@ pub async fn audit(State(app): State<App>, request: Request) -> Result<Json<wire
     if i64::try_from(query.after).is_err() {
         return Err(Problem::new(wire::Code::BadRequest, "`after` must be the number of a line").into());
     }
-    let stranger = query.process.as_deref().map(stranger_id).transpose()?;
+    let stranger = query.process.as_deref().map(read_unleased_id).transpose()?;
     let sieve = AuditFilter { stranger, ..AuditFilter::of(&app, by.clone(), lease).await? };
     Ok(Json(history(&app, &by, move |reader| sieve.page(reader, query.after, limit)).await?))
 }
@@ -141,20 +140,20 @@ pub struct AuditFilter {
     lease: Option<LeaseId>,
     stranger: Option<UnleasedId>,
     mine: BTreeMap<LeaseId, bool>,
-    /// Strangers that are the caller's own.
+    /// Unleased processes that are the caller's own.
     own: BTreeSet<UnleasedId>,
     /// Whether the caller learns which other users acted.
     others: Visibility,
 }
 
-fn stranger_id(text: &str) -> Result<UnleasedId, Problem> {
+fn read_unleased_id(text: &str) -> Result<UnleasedId, Problem> {
     let digits = text.strip_prefix(['X', 'x']).filter(|digits| !digits.starts_with(['0', '+']));
     let found = digits.and_then(|digits| digits.parse().ok()).map(UnleasedId);
     found.ok_or_else(|| Problem::new(wire::Code::BadRequest, "`stranger` must be X and a number"))
 }
 
 impl AuditFilter {
-    /// A sieve for one caller.
+    /// Returns a filter for one caller.
     pub async fn of(app: &App, by: Caller, lease: Option<LeaseId>) -> Result<AuditFilter, Refused> {
         let (name, operator) = (by.tenant.clone(), by.operator);
         let (tenant, mine, own) = app
@@ -164,14 +163,14 @@ impl AuditFilter {
                 let own = view.state.rows().leases.values().filter(|lease| Some(lease.tenant) == tenant);
                 let mine = if operator { BTreeMap::new() } else { own.map(|lease| (lease.id, true)).collect() };
                 let strangers = view.state.rows().unleased.values();
-                let own = strangers.filter(|stranger| enforce::tenant_of(&stranger.audit) == name);
+                let own = strangers.filter(|stranger| stranger.audit.tenant_name() == name);
                 (tenant, mine, own.map(|stranger| stranger.id).collect())
             })
             .await?;
         let others = match (by.operator, &by.token) {
             (true, _) => Visibility::All,
             (false, Some(_)) => Visibility::Own,
-            (false, None) => app.house().visibility,
+            (false, None) => app.settings().visibility,
         };
         Ok(AuditFilter { by, tenant, lease, stranger: None, mine, own, others })
     }
@@ -185,7 +184,7 @@ impl AuditFilter {
             for line in found {
                 scanned += 1;
                 after = line.seq;
-                if self.passes(&line, reader)? {
+                if self.may_see(&line, reader)? {
                     lines.push(self.shown(&line, reader)?);
                 }
                 if lines.len() == limit || scanned == SCAN_MAX {
@@ -198,34 +197,34 @@ impl AuditFilter {
         }
     }
 
-    /// Whether the caller may see this line: an operator all, others those of their own leases and tokens.
-    pub fn passes(&mut self, line: &LogLine, reader: &JournalReader) -> Result<bool, OpenError> {
+    /// True if the caller may see this line: an operator all, other callers those of their own leases and tokens.
+    pub fn may_see(&mut self, line: &LogLine, reader: &JournalReader) -> Result<bool, OpenError> {
         if self.lease.is_some() && self.lease != line.lease {
             return Ok(false);
         }
-        if self.stranger.is_some() && self.stranger != stranger_of(line) {
+        if self.stranger.is_some() && self.stranger != unleased_of(line) {
             return Ok(false);
         }
         match line.lease {
             _ if self.by.operator => Ok(true),
-            Some(lease) => self.is_mine(lease, line, reader),
-            None => Ok(self.is_my_token(line) || self.is_my_stranger(line)),
+            Some(lease) => self.is_own_lease(lease, line, reader),
+            None => Ok(self.is_own_token(line) || self.is_own_process(line)),
         }
     }
 
-    /// A local user learns what is done about its own processes.
-    fn is_my_stranger(&mut self, line: &LogLine) -> bool {
+    /// A local user sees what is done about its own processes.
+    fn is_own_process(&mut self, line: &LogLine) -> bool {
         let Ok(action) = line.action() else { return false };
         if let Action::Unleased(UnleasedAction::Add { process: stranger }) = &action
-            && enforce::tenant_of(&stranger.audit) == self.by.tenant
+            && stranger.audit.tenant_name() == self.by.tenant
         {
             self.own.insert(stranger.id);
         }
         self.by.token.is_none() && action.unleased().is_some_and(|stranger| self.own.contains(&stranger))
     }
 
-    /// A tenant learns what tokens act in its name; whoever has one of them does not.
-    fn is_my_token(&self, line: &LogLine) -> bool {
+    /// A tenant sees its tokens; a caller through one of them does not.
+    fn is_own_token(&self, line: &LogLine) -> bool {
         match line.action() {
             Ok(Action::Token(TokenAction::Issue { token })) => {
                 self.by.token.is_none() && token.tenant == self.by.tenant
@@ -238,7 +237,7 @@ impl AuditFilter {
     }
 
     /// A lease is live, or history, or its first line (which names its tenant) is still to come.
-    fn is_mine(&mut self, lease: LeaseId, line: &LogLine, reader: &JournalReader) -> Result<bool, OpenError> {
+    fn is_own_lease(&mut self, lease: LeaseId, line: &LogLine, reader: &JournalReader) -> Result<bool, OpenError> {
         if let Some(mine) = self.mine.get(&lease) {
             return Ok(*mine);
         }
@@ -259,8 +258,8 @@ impl AuditFilter {
     }
 }
 
-/// The stranger a line is about; that of a lease is none.
-fn stranger_of(line: &LogLine) -> Option<UnleasedId> {
+/// The unleased process of a line; `None` for lines about leases.
+fn unleased_of(line: &LogLine) -> Option<UnleasedId> {
     line.lease.is_none().then(|| line.action().ok()?.unleased()).flatten()
 }
 
@@ -275,7 +274,7 @@ impl AuditFilter {
         let mut sentence = action.as_ref().map_or_else(|| "written by another release".to_owned(), messages::action);
         let mut json = serde_json::from_str(&line.json).unwrap_or(serde_json::Value::Null);
         if let Some(other) = action.as_ref().and_then(Action::room_for)
-            && !self.may_name(other, reader)?
+            && !self.shows_users(other, reader)?
         {
             sentence = sentence.replace(&format!("for {other}"), "for another user's request");
             json.as_object_mut().map(|fields| fields.remove("room_for"));
@@ -293,7 +292,7 @@ impl AuditFilter {
         })
     }
 
-    fn may_name(&self, lease: LeaseId, reader: &JournalReader) -> Result<bool, OpenError> {
+    fn shows_users(&self, lease: LeaseId, reader: &JournalReader) -> Result<bool, OpenError> {
         match self.mine.get(&lease) {
             _ if self.by.operator => Ok(true),
             Some(mine) => Ok(*mine),

@@ -7,7 +7,7 @@
 //! ```
 //! A caller with many connections cannot take the seats of others: each has a limit of its own, and where all seats of a
 //! kind are taken, the caller with most of them loses the oldest to a caller with fewer. Seats of operators, and of callers
-//! with a good token, are apart from those of anybody else.
+//! with a good token, are apart from those of all others.
 //!
 //! Absent on purpose: sockets, time, and what a seat is for.
 

@@ -1,4 +1,4 @@
-//! Connections: who they are from, how slow they may be, and when they are over. How many there may be is in `seats.rs`.
+//! Connections: their peers, how slow they may be, and when they end. How many there may be is in `seats.rs`.
 
 use super::acceptor::Acceptor;
 use super::local_rate::{HELD_BACK, Purpose};
@@ -35,9 +35,10 @@ pub(super) const HEADER_TIME: Duration = Duration::from_secs(30);
 const SPARE_HEADER_TIME: Duration = Duration::from_secs(5);
 /// Bytes of one header.
 const HEADER_BYTES: usize = 16 << 10;
-/// A client that takes nothing of its answer for so long is hung up on: longer than a laptop's network is away for.
+/// A client that takes nothing of its answer for this long is disconnected: longer than the network of a laptop is
+/// away.
 pub(super) const WRITE_TIME: Duration = Duration::from_secs(30);
-/// Connections that begin in a row before what is under way goes on.
+/// Connections that begin in a row before open ones go on.
 const ACCEPT_MAX: u32 = 16;
 /// How often it is looked whether the client of a connection is gone.
 const GONE_AGAIN: Duration = Duration::from_secs(1);
@@ -79,7 +80,7 @@ impl Socket {
         let seats = if self.access.is_operator(&credentials) { &self.operators } else { &self.users };
         let talk = async {
             match seats.take(&uid, &lost) {
-                Ok(_seat) => self.talk(stream, credentials).await,
+                Ok(_seat) => self.serve_stream(stream, credentials).await,
                 Err(no_seat) => {
                     let Ok(_seat) = self.spare.take(&uid, &lost) else { return };
                     self.refuse(stream, no_seat.problem(&format!("user {uid}"), "open connections")).await;
@@ -92,12 +93,12 @@ impl Socket {
         }
     }
 
-    async fn talk(&self, stream: UnixStream, credentials: Credentials) {
+    async fn serve_stream(&self, stream: UnixStream, credentials: Credentials) {
         let session = Arc::new(Session::new(self.access.clone(), credentials));
         let service =
             service_fn(move |request| answer(request, Arc::clone(&session), self.app.clone(), self.routes.clone()));
         let socket = stream.as_raw_fd();
-        converse(Progress::new(stream, WRITE_TIME), socket, service, HEADER_TIME, self.stop.clone()).await;
+        serve_requests(Progress::new(stream, WRITE_TIME), socket, service, HEADER_TIME, self.stop.clone()).await;
     }
 
     /// Answers health checks, and everything else with the problem.
@@ -114,7 +115,7 @@ impl Socket {
             }
         });
         let socket = stream.as_raw_fd();
-        converse(Progress::new(stream, WRITE_TIME), socket, service, SPARE_HEADER_TIME, self.stop.clone()).await;
+        serve_requests(Progress::new(stream, WRITE_TIME), socket, service, SPARE_HEADER_TIME, self.stop.clone()).await;
     }
 }
 
@@ -157,7 +158,7 @@ pub(super) async fn accept<A, C>(
 /// Answers on one connection until it ends. The stream itself gives up on a client that takes no answer. A client that
 /// closed its sending half is answered; one that is gone is noticed by what the kernel says of `socket`, which is the
 /// stream's own.
-pub(super) async fn converse<S, T>(
+pub(super) async fn serve_requests<S, T>(
     stream: T,
     socket: RawFd,
     service: S,
@@ -180,14 +181,14 @@ pub(super) async fn converse<S, T>(
     let stopped = tokio::select! {
         // A broken connection is the client's affair.
         _ = connection.as_mut() => false,
-        () = gone(socket) => false,
+        () = client_closed(socket) => false,
         _ = async { drop(stop.wait_for(|stop| *stop).await) } => true,
     };
     if stopped {
         connection.as_mut().graceful_shutdown();
         tokio::select! {
             _ = connection => {}
-            () = gone(socket) => {}
+            () = client_closed(socket) => {}
         }
     }
 }
@@ -195,10 +196,10 @@ pub(super) async fn converse<S, T>(
 /// Returns when the client of a socket has closed it, or reset the connection. While a request is under way hyper does
 /// not read, so it would notice that only when it writes. Over TCP a closed connection looks like one whose sending half
 /// is closed, until something is written; long polls end within 60 s, and event streams write every 15 s.
-async fn gone(socket: BorrowedFd<'_>) {
+async fn client_closed(socket: BorrowedFd<'_>) {
     loop {
         tokio::time::sleep(GONE_AGAIN).await;
-        // The end of both halves, and errors, are reported unasked.
+        // The end of both halves, and errors, are reported without a request.
         let mut watched = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
         if poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|changed| changed > 0) {
             return;
@@ -206,7 +207,7 @@ async fn gone(socket: BorrowedFd<'_>) {
     }
 }
 
-/// Writes on a request who sent it, as of now, and has it answered.
+/// Adds the sender of this moment to a request, and has it answered.
 async fn answer(
     mut request: Request<Incoming>,
     session: Arc<Session>,
@@ -224,15 +225,15 @@ async fn answer(
         tokio::time::sleep(HELD_BACK).await;
         return Ok(Refused(problem).into_response());
     }
-    let looks = gate::looks(&request);
-    let _turn = match peer.caller.operator || gate::waits(&request) {
+    let looks = gate::is_read(&request);
+    let _turn = match peer.caller.operator || gate::is_long_poll(&request) {
         true => None,
         false => app.calls.take(&peer.caller.tenant).await,
     };
     request.extensions_mut().insert(Arc::clone(&peer));
     let response = routes.call(request).await?;
-    // A look may have waited for a minute, and who looked is no operator any more.
-    if looks && !peer.still_good(wall_us()) {
+    // A read may have waited for a minute, and its caller is no operator any more.
+    if looks && !peer.is_valid(wall_us()) {
         let detail = "you were an operator when you asked, and are none now";
         return Ok(Refused(Problem::new(Code::Denied, detail)).into_response());
     }

@@ -1,13 +1,13 @@
 //! The TCP listener: the same routes as on the socket, behind the [gate](super::gate).
 //!
-//! Its seats are its own: however many strangers connect, the host's own socket has room. A connection begins among those
-//! that have not shown a good token, which are few and short-lived; with its first good token it gets one of its tenant's
-//! seats.
+//! Its seats are its own: however many strangers connect, the host's own socket has room. A connection begins among
+//! those that have not shown a good token, which are few and short-lived; with its first good token it gets one of its
+//! tenant's seats.
 
 use super::gate::{self, Gate};
 use super::progress::Progress;
 use super::seats::{AtLimit, ConnectionLimits, ConnectionPermit, LimitReached, Limits};
-use super::server::{HEADER_TIME, Routes, WRITE_TIME, accept, converse};
+use super::server::{HEADER_TIME, Routes, WRITE_TIME, accept, serve_requests};
 use super::{App, Refused, router};
 use crate::access::Access;
 use crate::loop_thread::wall_us;
@@ -31,7 +31,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::server::TlsStream;
 
-/// A handshake takes two turns; who needs longer does not want to speak.
+/// A handshake takes two round trips; a client that needs longer than this does not mean to speak.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
 /// At most this much of a request without TLS is read after it was answered.
@@ -43,10 +43,10 @@ const PROOF_TIME: Duration = Duration::from_secs(10);
 /// How often it is looked whether the token of a call that waits is still good.
 const TOKEN_AGAIN: Duration = Duration::from_secs(1);
 
-/// How connections are made private; `None`: they are not. Read anew on reload.
+/// How connections are encrypted; `None`: they are not. Read again on reload.
 pub type Tls = Arc<RwLock<Option<Arc<ServerConfig>>>>;
 
-/// Whom the listener asks who somebody is.
+/// How the listener finds the user of a caller.
 #[derive(Clone, Debug)]
 pub struct TcpListenerTask {
     /// Knows tokens.
@@ -107,7 +107,7 @@ impl TokenCaller {
     }
 
     /// A tenant's token was good: the connection takes one of the tenant's seats.
-    fn prove(&self, tokens: &ConnectionLimits<String>, tenant: &str) -> Result<(), Problem> {
+    fn take_tenant_seat(&self, tokens: &ConnectionLimits<String>, tenant: &str) -> Result<(), Problem> {
         let mut place = self.place();
         if matches!(&*place, ListenerState::Proven { tenant: known, .. } if known == tenant) {
             return Ok(());
@@ -119,7 +119,7 @@ impl TokenCaller {
     }
 
     /// Returns when the time to show a good token is over and none was seen.
-    async fn fails_to_prove(&self) {
+    async fn proof_deadline(&self) {
         tokio::time::sleep(PROOF_TIME).await;
         if matches!(&*self.place(), ListenerState::Proven { .. }) {
             std::future::pending::<()>().await;
@@ -130,19 +130,19 @@ impl TokenCaller {
 impl TcpEndpoint {
     async fn connection(self: Arc<TcpEndpoint>, stream: TcpStream, from: SocketAddr) {
         let lost = Arc::new(Notify::new());
-        let Ok(seat) = self.unproven.take(&gate::whole(from.ip()), &lost) else { return };
+        let Ok(seat) = self.unproven.take(&gate::address_key(from.ip()), &lost) else { return };
         let caller = TokenCaller { place: Mutex::new(ListenerState::Unproven { _seat: seat }), lost };
         tokio::select! {
-            () = self.talk(stream, from, &caller) => {}
+            () = self.serve_stream(stream, from, &caller) => {}
             () = caller.lost.notified() => tracing::debug!(%from, "a connection was closed for another caller's"),
-            () = caller.fails_to_prove() => {
+            () = caller.proof_deadline() => {
                 tracing::debug!(%from, "a connection was closed: it showed no good token in time");
             }
         }
     }
 
-    async fn talk(&self, stream: TcpStream, from: SocketAddr, caller: &TokenCaller) {
-        // A lock that is poisoned lets no client in: without its answer nothing may go out in clear.
+    async fn serve_stream(&self, stream: TcpStream, from: SocketAddr, caller: &TokenCaller) {
+        // With a poisoned lock no client is let in: without its answer nothing may go out unencrypted.
         let Ok(config) = self.tls.read().map(|tls| tls.clone()) else { return };
         // Answers are small and wanted at once; where that cannot be set they come a little later.
         let _ = stream.set_nodelay(true);
@@ -150,12 +150,12 @@ impl TcpEndpoint {
         let service = service_fn(move |request| self.answer(request, from.ip(), caller));
         let Some(config) = config else {
             let stream = Progress::new(stream, WRITE_TIME);
-            return converse(stream, socket, service, HEADER_TIME, self.stop.clone()).await;
+            return serve_requests(stream, socket, service, HEADER_TIME, self.stop.clone()).await;
         };
         match tokio::time::timeout(HANDSHAKE_TIME, handshake(stream, config)).await {
             Ok(Ok(Some(stream))) => {
                 let stream = Progress::new(stream, WRITE_TIME);
-                converse(stream, socket, service, HEADER_TIME, self.stop.clone()).await;
+                serve_requests(stream, socket, service, HEADER_TIME, self.stop.clone()).await;
             }
             Ok(Ok(None)) => tracing::debug!(%from, "a request came without TLS, and was told to use https://"),
             // A client that fails at TLS, or needs too long for it, is not answered.
@@ -174,20 +174,20 @@ impl TcpEndpoint {
             Ok(peer) => peer,
             Err(problem) => return Ok(Refused(problem).into_response()),
         };
-        let looks = gate::looks(&request);
+        let looks = gate::is_read(&request);
         if let Some(peer) = &peer {
             request.extensions_mut().insert(Arc::clone(peer));
         }
         // A change that was made is made, and its caller is told. A look that waits ends with its token.
         let Some(peer) = peer.filter(|_| looks) else { return self.routes.call(request).await };
-        let gone = || Ok(Refused(gate::gone(&name_of(&peer))).into_response());
+        let gone = || Ok(Refused(gate::token_ended(&name_of(&peer))).into_response());
         tokio::select! {
-            response = self.routes.call(request) => if peer.still_good(wall_us()) { response } else { gone() },
+            response = self.routes.call(request) => if peer.is_valid(wall_us()) { response } else { gone() },
             () = token_ends(&peer) => gone(),
         }
     }
 
-    /// Who sends a request, with a seat for it; `None` for what anybody may read.
+    /// The sender of a request, with a seat for it; `None` for what any caller may read.
     async fn admit<B>(
         &self,
         request: &Request<B>,
@@ -195,14 +195,14 @@ impl TcpEndpoint {
         caller: &TokenCaller,
     ) -> Result<Option<Arc<Peer>>, Problem> {
         let Some(peer) = self.door.gate.admit(request, from, wall_us(), Instant::now())? else { return Ok(None) };
-        caller.prove(&self.tokens, &peer.caller.tenant)?;
+        caller.take_tenant_seat(&self.tokens, &peer.caller.tenant)?;
         self.door.access.grouped(peer).await.map(Some)
     }
 }
 
 /// Returns when the token of a caller has expired or was revoked.
 async fn token_ends(peer: &Peer) {
-    while peer.still_good(wall_us()) {
+    while peer.is_valid(wall_us()) {
         tokio::time::sleep(TOKEN_AGAIN).await;
     }
 }

@@ -28,7 +28,7 @@ const EXPIRES_MAX_S: u64 = 366 * 86_400;
 pub async fn make(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::TokenRequest>(request).await?;
     let wall_us = wall_us();
-    let ask = ask_of(heard.body, wall_us)?;
+    let ask = read_request(heard.body, wall_us)?;
     let by = heard.peer.caller.clone();
     Ok(app
         .post
@@ -36,7 +36,7 @@ pub async fn make(State(app): State<App>, request: Request) -> Result<Reply, Ref
         .await?)
 }
 
-fn ask_of(ask: wire::TokenRequest, wall_us: u64) -> Result<TokenRequest, Problem> {
+fn read_request(ask: wire::TokenRequest, wall_us: u64) -> Result<TokenRequest, Problem> {
     let bad = |detail: &str| Problem::new(Code::BadValue, detail);
     let hash = ask.hash.parse().map_err(|_| {
         bad("`hash` must be the token's BLAKE3 hash, 64 hexadecimal digits in lower case")

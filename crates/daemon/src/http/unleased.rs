@@ -19,10 +19,10 @@ use sublet_core::unleased::{Mode, RuleAction, RuleId, RuleSubject};
 use sublet_wire as wire;
 use sublet_wire::{Code, Problem};
 
-/// How long a card that shall be enforced is tried.
+/// How long a GPU is tested before mode `enforce`.
 const TEST_PATIENCE: Duration = Duration::from_secs(8);
 const TEST_AGAIN: Duration = Duration::from_millis(50);
-/// How often, and so many times, it is asked whether a new look at the cards is there.
+/// How often, and how many times, a new reading of the GPUs is waited for.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const LOOKS: usize = 50;
 
@@ -45,7 +45,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let by = body::peer(&request)?.caller.clone();
     let query: UnleasedQuery = body::query(&request)?;
     if query.mode == Some(wire::Mode::Enforce) && by.operator {
-        // Once is enough for who only looks.
+        // Once is enough for a caller that only reads.
         let untested = |view: &View<'_>| match view.state.self_tests() {
             0 => view.state.listed_facts().first().map(|card| card.uuid.clone()),
             _ => None,
@@ -56,8 +56,9 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     }
     // What a query says is part of the request: one that makes no sense cannot be read.
     let unread = |problem: Problem| Problem::new(Code::BadRequest, problem.detail);
-    let who = query.matches.as_deref().map(who).transpose().map_err(unread)?;
-    let mut found = app.post.read(move |view| view.strangers(&by, query.mode.map(from_wire), who.as_ref())).await?;
+    let who = query.matches.as_deref().map(read_subject).transpose().map_err(unread)?;
+    let mut found =
+        app.post.read(move |view| view.unleased_processes(&by, query.mode.map(from_wire), who.as_ref())).await?;
     app.names.wait_for_names(found.processes.iter().map(|stranger| stranger.uid)).await;
     for stranger in &mut found.processes {
         stranger.user = app.names.of(&crate::user_directory::tenant_of(stranger.uid));
@@ -84,8 +85,8 @@ pub async fn mode(State(app): State<App>, PathName(card): PathName, request: Req
     Ok(app.post.call(by.clone(), Event::Gpu(GpuEvent::ModeRequested { by, gpu: card, mode }), heard.key).await?)
 }
 
-/// Whether strangers can be told apart is tried before anybody is adopted or ended for it; on a card that is known, unless
-/// it is known that they can.
+/// Tests that unleased processes can be told apart before one is adopted or ended; on one GPU, unless that is known
+/// already.
 async fn test(app: &App, card: String) -> Result<(), Refused> {
     let uuid = card.clone();
     let (before, is_needed) = app
@@ -118,7 +119,7 @@ async fn test(app: &App, card: String) -> Result<(), Refused> {
 pub async fn set_rule(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::RuleRequest>(request).await?;
     let by = heard.peer.caller.clone();
-    let who = who(&heard.body.matches)?;
+    let who = read_subject(&heard.body.matches)?;
     sensible(heard.body.vram_bytes)?;
     let treat = match heard.body.action {
         wire::RuleAction::Allow => RuleAction::Allow,
@@ -163,16 +164,16 @@ pub async fn adopt(State(app): State<App>, request: Request) -> Result<Reply, Re
     let process = heard.peer.process_or_any(heard.body.pid)?;
     sensible(heard.body.vram_bytes)?;
     let (vram, tier) = (heard.body.vram_bytes.map(Bytes), leases::tier(heard.body.tier));
-    look(&app).await?;
+    measure_now(&app).await?;
     Ok(app
         .post
         .call(by.clone(), Event::Unleased(UnleasedEvent::AdoptRequested { by, process, vram, tier }), heard.key)
         .await?)
 }
 
-/// What a process has is measured now: it may have grown since the last look. A card that does not answer
-/// holds up nobody for long.
-async fn look(app: &App) -> Result<(), Refused> {
+/// Measures what a process has now: it may have grown since the last reading. A GPU that does not answer delays no call
+/// for long.
+async fn measure_now(app: &App) -> Result<(), Refused> {
     let begun = app.post.read(|view| view.now).await?;
     app.host.request_reading();
     for _ in 0..LOOKS {
@@ -188,7 +189,7 @@ async fn look(app: &App) -> Result<(), Refused> {
     Ok(())
 }
 
-fn who(text: &str) -> Result<RuleSubject, Problem> {
+fn read_subject(text: &str) -> Result<RuleSubject, Problem> {
     text.parse().map_err(|_| messages::problem(&Refusal::BadRule))
 }
 

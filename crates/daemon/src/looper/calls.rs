@@ -90,7 +90,7 @@ impl Loop {
         let view = self.view();
         match &decided.answer {
             EventAnswer::Refused(refusal) => Reply::problem(&view.problem(by, refusal)),
-            EventAnswer::Done => match view.cards(by).into_iter().find(|shown| Some(shown.uuid.as_str()) == gpu) {
+            EventAnswer::Done => match view.gpus(by).into_iter().find(|shown| Some(shown.uuid.as_str()) == gpu) {
                 Some(gpu) => Reply::new(200, &gpu),
                 None => Reply::new(200, &()),
             },
@@ -122,7 +122,7 @@ impl Loop {
     fn remember(&mut self, by: &Caller, key: &IdempotencyKey, reply: &Reply) {
         let Some(tenant) = self.engine.state().tenant(&by.tenant) else { return };
         let Moment { now, wall_us, .. } = self.moment;
-        self.keys.enter(&by.tenant, key, reply, now);
+        self.keys.add(&by.tenant, key, reply, now);
         self.engine.store(StoredAnswer {
             tenant,
             key: key.key.clone(),

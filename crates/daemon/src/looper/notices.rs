@@ -119,7 +119,7 @@ impl Loop {
             };
         }
         let reader = Caller::user(state.tenant_name(row.tenant));
-        if let Some(aside) = self.view().with_visibility(self.visibility).cards_aside(&reader, row) {
+        if let Some(aside) = self.view().with_visibility(self.visibility).gpus_aside(&reader, row) {
             return aside;
         }
         if unleased_pid(state, lease).is_some() {

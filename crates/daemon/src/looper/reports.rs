@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use sublet_core::facts::{DaemonEvent, GpuEvent, Hint, LeaseEvent, UnleasedEvent};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::reading::{GpuReading, Reading, Unreadable};
 use sublet_core::units::Span;
 use sublet_host::{ActivityCounts, HostReport};

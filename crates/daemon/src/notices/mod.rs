@@ -1,5 +1,5 @@
-//! Notices to the person concerned: a line on the terminal of a program that is warned, parked, back or ended, and the
-//! same as JSON to a command and a webhook that the configuration names.
+//! Notices to users concerned: a line on the terminal of a program that is warned, parked, back or ended, and the same
+//! as JSON to a command and a webhook that the configuration names.
 //!
 //! ```text
 //!   Loop ──action──► held until synced ──► bounded queue ──► thread ──► terminals
@@ -7,10 +7,10 @@
 //!    └───────── is it still parked, and until when? ◄─────────┘ 2 s later
 //! ```
 //! Nothing here waits for a terminal, and nothing waits for this: a full queue loses a notice, with a line in the log.
-//! What is told is derived from actions (`looper/notices.rs`); nothing is decided here.
+//! Notices follow from actions (`looper/notices.rs`); nothing is decided here.
 //!
-//! A park is told when it has lasted for 2 s, with the estimate of then; shorter ones are not worth a line. A
-//! program with a wrapper (`sublet run`) is told by the wrapper, not on its terminal.
+//! A park is told when it has lasted for 2 s, with the estimate of then; shorter ones are not worth a line. A program
+//! with a wrapper (`sublet run`) is told by the wrapper, not on its terminal.
 //!
 //! Absent: notices that are kept over a restart. A program that was told that it is parked is not told that it is back
 //! by another daemon.
@@ -41,7 +41,7 @@ use sublet_host::terminal::ProcessTerminal;
 
 /// A park that is over sooner is not told.
 const MOMENT: Duration = Duration::from_secs(2);
-/// A lease that is still being parked is looked at again after this: it has an estimate only once it is parked.
+/// A lease that is still parking is read again after this: it has an estimate only once it is parked.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// A park that takes longer than this is told without an estimate.
 const LEAVES_LONG: Duration = Duration::from_secs(10);
@@ -178,7 +178,7 @@ struct ParkedProgram {
 impl Thread {
     fn run(mut self, inbox: &Receiver<NoticeMessage>) {
         loop {
-            self.look_at_those_due();
+            self.check_due();
             let due = self.away.values().filter_map(|away| away.look_at).min();
             let message = match due {
                 Some(due) => inbox.recv_timeout(due.saturating_duration_since(Instant::now())),
@@ -196,7 +196,7 @@ impl Thread {
         match message {
             NoticeMessage::Tell(notice, to) => {
                 let terminals = self.terminals(&to);
-                self.tell(&notice, terminals, 1);
+                self.write_lines(&notice, terminals, 1);
             }
             NoticeMessage::Locate(unleased, process) => drop(self.locate(unleased, process)),
             NoticeMessage::Forget(unleased) => drop(self.remembered.remove(&unleased)),
@@ -210,7 +210,7 @@ impl Thread {
         }
     }
 
-    fn look_at_those_due(&mut self) {
+    fn check_due(&mut self) {
         let now = Instant::now();
         for (lease, away) in &mut self.away {
             if away.look_at.is_none_or(|at| at > now) {
@@ -240,7 +240,7 @@ impl Thread {
         }
         let terminals = self.terminals(&seen.to);
         // The line that it is back is paid for with this one: a program that was told the one is told the other.
-        let told = self.tell(&seen.notice, terminals, 2);
+        let told = self.write_lines(&seen.notice, terminals, 2);
         if let Some(away) = self.away.get_mut(&lease) {
             away.told = Some(told);
         }
@@ -251,7 +251,7 @@ impl Thread {
         if notice.kind == NoticeKind::Back {
             notice.text = text::after(&notice.text, since.elapsed());
         }
-        self.tell(&notice, terminals, 0);
+        self.write_lines(&notice, terminals, 0);
     }
 
     /// The terminals that a notice is written to; none if a wrapper tells its program.
@@ -286,7 +286,7 @@ impl Thread {
     }
 
     /// Hands a notice to the hooks and writes its line to terminals. Returns those that got it.
-    fn tell(&mut self, notice: &UserNotice, terminals: Vec<ProcessTerminal>, cost: u32) -> Vec<ProcessTerminal> {
+    fn write_lines(&mut self, notice: &UserNotice, terminals: Vec<ProcessTerminal>, cost: u32) -> Vec<ProcessTerminal> {
         let settings = self.settings.read().map(|settings| settings.clone()).unwrap_or_default();
         self.hooks.run(&settings.hooks, notice);
         let line = format!("sublet: {}", notice.text);

@@ -1,5 +1,5 @@
-//! Rule 1 for leases that strangers get: each covers what its process was seen to have, and more only
-//! where there is room for that. Nobody is passed by it: what it has it has already.
+//! Rule 1 for leases of adopted processes: each covers what its process was seen to have, and more only where there is
+//! room for it. No waiter is passed by an adoption: the process has its bytes already.
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, SeenReading};
 use super::calls::EventCause;
@@ -9,127 +9,132 @@ use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::request::{Exclusivity, LeaseRequest, Term, Tier, Vram};
 use sublet_core::units::{Bytes, Span, Time};
 
-/// So long after it was found a stranger has most of what it takes.
-pub const SETTLES: Span = Span::secs(5);
+/// After this time an unleased process has most of what it takes.
+pub const SETTLES_AFTER: Span = Span::secs(5);
 
-/// Sizes that are measured are rounded up to whole ones of these.
-const UNIT: u64 = 1024 * 1024;
+/// Measured sizes are rounded up to a multiple of this.
+const SIZE_UNIT: u64 = 1024 * 1024;
 
 fn rounded(bytes: Bytes) -> Bytes {
-    Bytes(bytes.0.max(1).next_multiple_of(UNIT))
+    Bytes(bytes.0.max(1).next_multiple_of(SIZE_UNIT))
 }
 
 impl CheckerBooks {
-    /// On which cards a stranger could have a lease now, and for how much of each; or why not.
-    pub(super) fn adoptable(
+    /// The GPUs on which an unleased process could have a lease now and the bytes of each, or why it could not.
+    pub(super) fn adoption_room(
         &self,
         now: Time,
         found: &FoundProcess,
-        wish: Option<Bytes>,
+        vram_wanted: Option<Bytes>,
     ) -> Result<(Vec<usize>, Bytes), &'static str> {
         if self.other_lease(found).is_some() {
-            return Err("it has a lease, for other cards");
+            return Err("it has a lease, for other GPUs");
         }
-        let on = self.whereabouts(now, found)?;
-        if on.iter().any(|number| !self.cards[*number].asides.is_empty()) {
+        let on = self.gpus_of_unleased(now, found)?;
+        if on.iter().any(|number| !self.gpus[*number].asides.is_empty()) {
             return Err("its GPU steps aside");
         }
         let process = found.audit.process;
-        let sizes = on.iter().map(|number| self.size_of(*number, process)).collect::<Option<Vec<Bytes>>>();
-        let Some(sizes) = sizes.filter(|sizes| !sizes.is_empty()) else { return Err("nobody knows its size") };
+        let sizes = on.iter().map(|number| self.process_bytes(*number, process)).collect::<Option<Vec<Bytes>>>();
+        let Some(sizes) = sizes.filter(|sizes| !sizes.is_empty()) else { return Err("its size is not known") };
         let most = rounded(sizes.iter().copied().max().unwrap_or_default());
-        let vram = wish.filter(|wish| *wish > most).unwrap_or(most);
+        let vram = vram_wanted.filter(|vram_wanted| *vram_wanted > most).unwrap_or(most);
         for (number, size) in on.iter().zip(&sizes) {
-            if vram.less(rounded(*size)) > self.promisable(&self.cards[*number], now) {
+            if vram.less(rounded(*size)) > self.promisable(&self.gpus[*number], now) {
                 return Err("there is no room for what it wants beyond what it has");
             }
         }
         if process.pid < 2 {
-            return Err("it is of the system");
+            return Err("it belongs to the system");
         }
         let name = format!("uid:{}", found.audit.uid);
         let tenant = self.tenants.iter().position(|tenant| tenant.name == name);
         if !self.may_hold(&name, tenant, on.len(), vram) {
-            return Err("its owner's caps do not let it");
+            return Err("its owner's caps do not allow it");
         }
-        if on.iter().any(|number| self.is_alone(tenant, *number)) {
-            return Err("another lease has its card alone");
+        if on.iter().any(|number| self.is_excluded_there(tenant, *number)) {
+            return Err("another lease is exclusive on its GPU");
         }
         if self.is_stopped() { Err("the disk is full") } else { Ok((on, vram)) }
     }
 
-    fn size_of(&self, number: usize, process: ProcKey) -> Option<Bytes> {
-        let card = &self.cards[number];
-        let size = card.sizes.iter().find(|(of, _)| *of == process).map(|(_, bytes)| *bytes);
-        size.filter(|_| matches!(card.look, SeenReading::Free(_))).flatten()
+    fn process_bytes(&self, number: usize, process: ProcKey) -> Option<Bytes> {
+        let gpu = &self.gpus[number];
+        let size = gpu.sizes.iter().find(|(of, _)| *of == process).map(|(_, bytes)| *bytes);
+        size.filter(|_| matches!(gpu.reading, SeenReading::Free(_))).flatten()
     }
 
-    fn may_hold(&self, name: &str, tenant: Option<usize>, cards: usize, vram: Bytes) -> bool {
+    fn may_hold(&self, name: &str, tenant: Option<usize>, gpus: usize, vram: Bytes) -> bool {
         let (leases, has) = tenant.map_or((0, Bytes::ZERO), |n| (self.tenants[n].leases, self.tenants[n].vram));
         let caps = self.policy.caps_for(name, &[]);
-        let sum = has + Bytes(vram.0 * cards as u64);
+        let sum = has + Bytes(vram.0 * gpus as u64);
         caps.leases.is_none_or(|cap| leases < cap) && caps.vram.is_none_or(|cap| sum <= cap)
     }
 
-    fn is_alone(&self, tenant: Option<usize>, number: usize) -> bool {
-        let there = || self.at_work(&self.cards[number]);
+    fn is_excluded_there(&self, tenant: Option<usize>, number: usize) -> bool {
+        let there = || self.leases_at_work(&self.gpus[number]);
         let others = || there().any(|other| Some(other.tenant) != tenant);
-        let any = |wish| there().any(|other| other.ask.exclusivity == wish);
+        let any = |vram_wanted| there().any(|other| other.request.exclusivity == vram_wanted);
         any(Exclusivity::Device) || (any(Exclusivity::Session) && others())
     }
 
-    /// Whether an ask is that of a stranger, which gets its lease in the same event.
+    /// True if a request adopts an unleased process, which gets its lease in the same event.
     pub fn is_adoption(
         &mut self,
         now: Time,
         cause: &EventCause,
         lease: LeaseId,
-        ask: &LeaseRequest,
+        request: &LeaseRequest,
         root: Option<ProcKey>,
     ) -> bool {
-        let Some(stranger) = root.and_then(|root| self.watch.of(root)) else { return false };
-        let Some(found) = self.watch.get(stranger) else { return false };
+        let Some(unleased) = root.and_then(|root| self.unleased.id_of(root)) else { return false };
+        let Some(found) = self.unleased.get(unleased) else { return false };
         let asked = match cause {
             EventCause::Asked { .. } => false,
-            EventCause::Watched(it) if matches!(**it, WatchedStep::Adopt(..)) => {
-                matches!(**it, WatchedStep::Adopt(Some(of), true) if of == stranger)
+            EventCause::Unleased(it) if matches!(**it, WatchedStep::Adopt(..)) => {
+                matches!(**it, WatchedStep::Adopt(Some(of), true) if of == unleased)
             }
-            _ => (self.is_to_be_adopted(now, found) || self.is_to_be_moved(now, found)) && ask.tier == Tier::Batch,
+            _ => (self.is_adoption_due(now, found) || self.is_parking_due(now, found)) && request.tier == Tier::Batch,
         };
-        let plain = ask.exclusivity == Exclusivity::Shared && ask.term == Term::Renewed(self.policy.ttl);
-        let adopts = asked && plain && self.watch.adopting.is_none();
+        let plain = request.exclusivity == Exclusivity::Shared && request.term == Term::Renewed(self.policy.ttl);
+        let adopts = asked && plain && self.unleased.adopting.is_none();
         if adopts {
-            self.watch.adopting = Some((lease, stranger));
+            self.unleased.adopting = Some((lease, unleased));
         }
         adopts
     }
 
-    /// Whether a tenant may be enrolled because a process of its gets a lease.
+    /// True if a tenant may be added because one of its processes is adopted.
     pub fn is_enrolled_by_adoption(&self, now: Time, cause: &EventCause, name: &str) -> bool {
-        let is_due =
-            |found: &FoundProcess| name == format!("uid:{}", found.audit.uid) && self.is_due_to_move(now, found);
-        if self.watch.all().any(is_due) {
+        let is_due = |found: &FoundProcess| {
+            name == format!("uid:{}", found.audit.uid) && self.is_parking_due_for_new_user(now, found)
+        };
+        if self.unleased.all().any(is_due) {
             return true;
         }
-        let EventCause::Watched(it) = cause else { return false };
-        let WatchedStep::Adopt(Some(stranger), _) = **it else { return false };
-        self.watch.get(stranger).is_some_and(|found| name == format!("uid:{}", found.audit.uid))
+        let EventCause::Unleased(it) = cause else { return false };
+        let WatchedStep::Adopt(Some(unleased), _) = **it else { return false };
+        self.unleased.get(unleased).is_some_and(|found| name == format!("uid:{}", found.audit.uid))
     }
 
-    /// A stranger gets a lease: whose it is, for just what it has, or for what there is room for beyond.
+    /// Checks the lease of an adopted process: it is its owner's, and for what it has or what there is room for.
     pub fn check_adoption(&self, now: Time, lease: LeaseId, book: &LeaseBook, held: &HeldBook) -> Verdict {
-        let found = self.watch.adopting.filter(|(of, _)| *of == lease).and_then(|(_, id)| self.watch.get(id));
-        let Some(found) = found else { return must(1, false, || format!("{lease} is adopted, and it is nobody")) };
+        let found = self.unleased.adopting.filter(|(of, _)| *of == lease).and_then(|(_, id)| self.unleased.get(id));
+        let Some(found) = found else {
+            return must(1, false, || format!("{lease} is adopted, and no process is being adopted"));
+        };
         let owner = &self.tenants[book.tenant].name;
-        must(18, *owner == format!("uid:{}", found.audit.uid), || format!("{lease} is {owner}'s, and was not"))?;
-        let wish = match book.ask.vram {
-            Vram::Bytes(wish) => Some(wish),
+        must(18, *owner == format!("uid:{}", found.audit.uid), || {
+            format!("{lease} is {owner}'s, which does not own the process")
+        })?;
+        let vram_wanted = match book.request.vram {
+            Vram::Bytes(vram_wanted) => Some(vram_wanted),
             Vram::Whole => None,
         };
-        let can = self.adoptable(now, found, wish);
-        must(1, can == Ok((held.cards.clone(), held.vram)), || {
-            format!("{lease} gets {} of {:?} for what it has, and could have {can:?}: {found:?}", held.vram, held.cards)
+        let can = self.adoption_room(now, found, vram_wanted);
+        must(1, can == Ok((held.gpus.clone(), held.vram)), || {
+            format!("{lease} gets {} of {:?} for what it has, and could have {can:?}: {found:?}", held.vram, held.gpus)
         })?;
-        self.check_caps(lease, book, held.cards.len(), held.vram)
+        self.check_caps(lease, book, held.gpus.len(), held.vram)
     }
 }

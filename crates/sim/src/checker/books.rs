@@ -1,9 +1,9 @@
-//! The checker's own books: leases, cards, tenants, from events and actions alone.
+//! The checker's own books: leases, GPUs and tenants, from events and actions alone.
 
 use super::ends::PendingEnd;
 use super::enforce::ProcessWatch;
 use super::overuse::OveruseBook;
-use super::park::{BESIDE, BackoffBook, CONTEXT, HOOK, MoveBook, MoveWay, MoverBook, MoverBooks, SILENT};
+use super::park::{BESIDE, BackoffBook, CONTEXT, HOOK, MoveBook, MoveWay, MoverBook, MoverBooks, UNHEARD};
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::aside::Aside;
 use sublet_core::event::Event;
@@ -11,10 +11,10 @@ use sublet_core::facts::DaemonEvent;
 use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey};
 use sublet_core::loss::Loss;
 use sublet_core::method::Method;
-use sublet_core::policy::Policy;
 use sublet_core::reading::{GpuFacts, GpuUsage, Reading};
 use sublet_core::request::{GpuSelector, LeaseRequest, Term, Tier, Vram};
 use sublet_core::rows::{EndNotice, EndReason, GpuService, Phase, Rows};
+use sublet_core::settings::Policy;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// A gap between events that counts as an absence.
@@ -23,99 +23,99 @@ const ABSENCE: Span = Span::secs(10);
 /// A lease on the checker's books.
 #[derive(Clone, Debug)]
 pub struct LeaseBook {
-    /// Which.
+    /// Its id.
     pub id: LeaseId,
-    /// Whose.
+    /// The number of its tenant.
     pub tenant: usize,
-    /// What was asked.
-    pub ask: LeaseRequest,
-    /// When.
-    pub asked: Time,
+    /// Its request.
+    pub request: LeaseRequest,
+    /// When it was requested.
+    pub requested_at: Time,
     /// Whether a process is bound to it.
     pub bound: bool,
-    /// Whether it was seen to work since it was last renewed.
+    /// True if it was busy since it was last renewed.
     pub worked: bool,
-    /// When it last was, as far as was heard.
+    /// When it last was busy, as far as was reported.
     pub worked_at: Time,
-    /// After something went wrong it is not parked, nor brought back, in that way before then.
-    pub rests: BackoffBook,
-    /// From when on a hint that it is used counts, and how many counted since it last worked.
+    /// Until when it is not parked or resumed again by each method after a failure.
+    pub backoff: BackoffBook,
+    /// From when on a hint that it is used counts, and how many counted since it last was busy.
     pub hints: (Time, u32),
     /// The processes that were bound to it, in order.
     pub roots: Vec<ProcKey>,
-    /// It was heard which its processes are.
-    pub counted: bool,
-    /// It ended for others.
-    pub doom: Option<PendingEnd>,
-    /// Where it is.
-    pub at: LeaseStage,
+    /// True once the host reported its processes.
+    pub members_known: bool,
+    /// Its end for a waiter or for overuse, while processes may be left.
+    pub pending_end: Option<PendingEnd>,
+    /// Its stage.
+    pub stage: LeaseStage,
 }
 
-/// Where a lease is.
+/// The stage of a lease.
 #[derive(Clone, Debug)]
 pub enum LeaseStage {
-    /// In the queue, at most until then.
+    /// In the queue, at most until this time.
     Waiting(Time),
     /// With its holder.
     Held(HeldBook),
-    /// Its holder's bytes leave its cards, are gone from them, or come back.
-    Away(HeldBook, Box<MoveBook>),
-    /// Over since then; the cards of the mask were not seen since.
+    /// Parking, parked or resuming.
+    Park(HeldBook, Box<MoveBook>),
+    /// Over since this time; the GPUs of the mask were not read since.
     Ending(HeldBook, Time, u64),
 }
 
-/// What was granted.
+/// A granted lease.
 #[derive(Clone, Debug)]
 pub struct HeldBook {
-    /// On these cards.
-    pub cards: Vec<usize>,
-    /// So much of each.
+    /// Its GPUs.
+    pub gpus: Vec<usize>,
+    /// The bytes of each GPU.
     pub vram: Bytes,
-    /// The number to show.
-    pub epoch: Fence,
-    /// When.
+    /// Its fence.
+    pub fence: Fence,
+    /// When it was granted.
     pub granted: Time,
-    /// When last renewed.
+    /// When it was last renewed.
     pub renewed: Time,
-    /// Until then, unless renewed.
+    /// When it expires unless it is renewed.
     pub until: Time,
-    /// It was not used in its last term.
+    /// True if it was not used in its last term.
     pub idle: bool,
-    /// How far its tenant's mark was moved for its term.
-    pub paid: Span,
-    /// It is not renewed beyond this.
-    pub before: Option<Time>,
-    /// Since when it has its cards without a break.
-    pub began: Time,
-    /// Since when it has them no more, though its lease goes on.
+    /// How far its tenant's debt clock was moved for its term.
+    pub prepaid: Span,
+    /// The limit beyond which it is not renewed.
+    pub not_beyond: Option<Time>,
+    /// Since when it has its GPUs without a break.
+    pub slice_began: Time,
+    /// Since when it is parked.
     pub stopped: Option<Time>,
-    /// What it was charged for before that: card·µs and byte·µs.
+    /// What it was charged before that: GPU·µs and byte·µs.
     pub spent: (u64, u128),
     /// Host memory booked for its bytes.
     pub booked: Bytes,
-    /// It was told to leave at least once.
-    pub moved: bool,
-    /// It was told that it ends then, for others.
+    /// True if it was parked at least once.
+    pub was_moved: bool,
+    /// The end that it was told.
     pub notice: Option<EndNotice>,
-    /// It was told that it has more than its lease: when first, and how much it was.
-    pub over: Option<(Time, Bytes)>,
-    /// Since when its lease is as large as it is.
-    pub sized: Time,
-    /// By the disk, what its turn is charged less in byte·µs: it was smaller before.
-    pub less: u128,
+    /// Since when it is exceeded, and the bytes it was told.
+    pub overuse: Option<(Time, Bytes)>,
+    /// Since when its lease has its present size.
+    pub resized_at: Time,
+    /// The byte·µs that are not charged because it was smaller before.
+    pub uncharged: u128,
 }
 
 impl HeldBook {
-    /// When it ends for others, by what it was told.
+    /// When it ends for a waiter, as it was told.
     pub fn for_others(&self) -> Option<Time> {
         self.notice.and_then(EndNotice::for_others)
     }
 
-    /// What it is charged until then: the time in which it had its cards.
+    /// What it is charged until a time: GPU·µs and byte·µs while it had its GPUs.
     pub fn charge(&self, until: Time) -> (u64, u128) {
-        let turn = if self.stopped.is_some() { 0 } else { (until.0 - self.began.0) * self.cards.len() as u64 };
-        let sized = if self.stopped.is_some() { 0 } else { (until.0 - self.sized.0) * self.cards.len() as u64 };
-        (self.spent.0 + turn, self.spent.1 + u128::from(sized) * u128::from(self.vram.0) - self.less)
+        let turn = if self.stopped.is_some() { 0 } else { (until.0 - self.slice_began.0) * self.gpus.len() as u64 };
+        let sized = if self.stopped.is_some() { 0 } else { (until.0 - self.resized_at.0) * self.gpus.len() as u64 };
+        (self.spent.0 + turn, self.spent.1 + u128::from(sized) * u128::from(self.vram.0) - self.uncharged)
     }
 }
 
@@ -125,139 +125,141 @@ impl LeaseBook {
         self.roots.first().copied()
     }
 
-    /// What was granted, while it counts.
+    /// What was granted, until the lease is retired.
     pub fn held(&self) -> Option<&HeldBook> {
-        match &self.at {
+        match &self.stage {
             LeaseStage::Waiting(_) => None,
-            LeaseStage::Held(held) | LeaseStage::Away(held, _) | LeaseStage::Ending(held, ..) => Some(held),
+            LeaseStage::Held(held) | LeaseStage::Park(held, _) | LeaseStage::Ending(held, ..) => Some(held),
         }
     }
 
-    /// Whether it was granted and is not over.
-    pub fn goes_on(&self) -> bool {
-        matches!(self.at, LeaseStage::Held(_) | LeaseStage::Away(..))
+    /// True if it was granted and has not ended.
+    pub fn is_held_or_parked(&self) -> bool {
+        matches!(self.stage, LeaseStage::Held(_) | LeaseStage::Park(..))
     }
 
-    /// Whether its bytes are in host memory, and its cards others'.
+    /// True if its bytes are in host memory and its GPUs are free for others.
     pub fn is_parked(&self) -> bool {
-        matches!(&self.at, LeaseStage::Away(_, trip) if trip.way == MoveWay::Gone)
+        matches!(&self.stage, LeaseStage::Park(_, park) if park.way == MoveWay::Parked)
     }
 
-    /// What of each card will count for it once it is served: of a parked one what it had.
-    pub fn counts_for(&self) -> Vram {
+    /// What counts of each GPU once it is served: for a parked lease what it had.
+    pub fn needed_vram(&self) -> Vram {
         let had = self.held().filter(|_| self.is_parked()).map(|held| Vram::Bytes(held.vram));
-        had.unwrap_or(self.ask.vram)
+        had.unwrap_or(self.request.vram)
     }
 
-    /// Since when it waits for cards, if it does.
-    pub fn queued(&self) -> Option<Time> {
-        match &self.at {
-            LeaseStage::Waiting(_) => Some(self.asked),
-            LeaseStage::Away(_, trip) if trip.way == MoveWay::Gone => trip.wants,
+    /// Since when it waits for GPUs; `None` if it does not.
+    pub fn queued_since(&self) -> Option<Time> {
+        match &self.stage {
+            LeaseStage::Waiting(_) => Some(self.requested_at),
+            LeaseStage::Park(_, park) if park.way == MoveWay::Parked => park.queued_since,
             _ => None,
         }
     }
 
-    /// What of each of its cards is promised to it: nothing, once it was parked.
+    /// The bytes of each GPU that are promised to it; 0 while it is parked.
     pub fn reserved(&self) -> Bytes {
         let held = self.held().filter(|held| held.stopped.is_none());
         held.map_or(Bytes::ZERO, |held| held.vram)
     }
 
-    /// Whether its term is fixed.
-    pub fn fixed(&self) -> bool {
-        matches!(self.ask.term, Term::Fixed(_))
+    /// True if its term is fixed.
+    pub fn has_fixed_term(&self) -> bool {
+        matches!(self.request.term, Term::Fixed(_))
     }
 
-    /// When its present term, or its wait, began.
-    pub fn since(&self) -> Time {
-        match &self.at {
-            LeaseStage::Away(_, trip) if trip.way == MoveWay::Gone => trip.since,
-            _ => self.held().map_or(self.asked, |held| held.renewed),
+    /// When its present term or wait began.
+    pub fn stage_began(&self) -> Time {
+        match &self.stage {
+            LeaseStage::Park(_, park) if park.way == MoveWay::Parked => park.since,
+            _ => self.held().map_or(self.requested_at, |held| held.renewed),
         }
     }
 
-    /// When something happens to it by itself.
+    /// When it is due to end without a call.
     fn due(&self) -> Option<Time> {
-        match &self.at {
+        match &self.stage {
             LeaseStage::Waiting(give_up) => Some(*give_up),
             LeaseStage::Held(held) => Some(held.until),
-            // Nothing that is on its way expires, but a fixed term is over when it is.
-            LeaseStage::Away(held, trip) => (self.fixed() && trip.way != MoveWay::Gone).then_some(held.until),
+            // Nothing that is moving expires, except for a fixed term.
+            LeaseStage::Park(held, park) => {
+                (self.has_fixed_term() && park.way != MoveWay::Parked).then_some(held.until)
+            }
             LeaseStage::Ending(..) => None,
         }
     }
 }
 
-/// A card on the checker's books.
+/// A GPU on the checker's books.
 #[derive(Debug)]
 pub struct GpuBook {
-    /// What it is.
+    /// Its facts.
     pub facts: GpuFacts,
-    /// Its name in lower case.
+    /// Its model in lower case.
     pub model: String,
-    /// An operator lets it run empty.
+    /// True while an operator drains it.
     pub draining: bool,
-    /// An operator, or the service itself, has not taken it out.
+    /// False if an operator or the daemon took it out of service.
     pub serving: bool,
-    /// For whom it steps aside.
+    /// Its asides.
     pub asides: Vec<Aside>,
-    /// When it last ceased to.
+    /// When the last aside ended.
     pub aside_ended: Option<Time>,
-    /// The driver lists it.
+    /// True if the driver lists it.
     pub listed: bool,
-    /// When the last look that counts began.
-    pub begun: Time,
-    /// What it gave.
-    pub look: SeenReading,
-    /// Bytes seen with a lease's processes, by lease.
-    pub seen: Vec<(LeaseId, Bytes)>,
-    /// Compute processes that were there.
-    pub residents: Vec<ProcKey>,
-    /// All processes that were there.
-    pub all: Vec<ProcKey>,
-    /// What each of them had, where the driver tells.
+    /// When the last reading that counts began.
+    pub reading_began: Time,
+    /// The result of that reading.
+    pub reading: SeenReading,
+    /// The bytes that a lease's processes have, by lease.
+    pub seen_bytes: Vec<(LeaseId, Bytes)>,
+    /// Compute processes in the last reading.
+    pub compute_processes: Vec<ProcKey>,
+    /// All processes in the last reading.
+    pub processes: Vec<ProcKey>,
+    /// The bytes of each process, where the driver tells them.
     pub sizes: Vec<(ProcKey, Option<Bytes>)>,
-    /// Leases on it, with what is reserved for each.
+    /// Leases on it, with the bytes reserved for each.
     pub claims: BTreeMap<LeaseId, Bytes>,
     /// The sum of that.
     pub reserved: Bytes,
-    /// Those of them that are over.
+    /// Those of them that have ended.
     pub ending: BTreeSet<LeaseId>,
-    /// Who had more than its lease there in how many looks, and who that was told had not any more.
-    pub excess: OveruseBook,
+    /// Which leases were exceeded there in how many readings, and which were not any more.
+    pub overuse: OveruseBook,
 }
 
 impl GpuBook {
-    /// Whether the last look did not tell whose bytes are whose.
+    /// True if the last reading did not tell the bytes of single processes.
     pub fn is_coarse(&self) -> bool {
-        matches!(self.look, SeenReading::Coarse(_))
+        matches!(self.reading, SeenReading::Coarse(_))
     }
 
-    /// What it had in all.
-    pub fn taken(&self) -> Option<Bytes> {
-        match self.look {
+    /// The bytes in use.
+    pub fn used_bytes(&self) -> Option<Bytes> {
+        match self.reading {
             SeenReading::Free(free) | SeenReading::Coarse(free) => Some(self.facts.total.less(free)),
-            SeenReading::Blind | SeenReading::Lost => None,
+            SeenReading::Unreadable | SeenReading::Lost => None,
         }
     }
 
-    /// What a parked holder may have there at most, where nobody can see it.
-    pub fn left(&self) -> Bytes {
+    /// The most that a parked lease may leave there, where the driver does not tell it.
+    pub fn residue_max(&self) -> Bytes {
         self.facts.context.unwrap_or(CONTEXT) + BESIDE
     }
 }
 
-/// What a look gave, without the processes.
+/// The result of a reading, without the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeenReading {
-    /// Nothing.
-    Blind,
-    /// The driver said that the card is lost.
+    /// The GPU could not be read.
+    Unreadable,
+    /// The driver said that the GPU is lost.
     Lost,
-    /// The card answered.
+    /// The free bytes.
     Free(Bytes),
-    /// The card answered, without bytes per process.
+    /// The free bytes, without bytes of single processes.
     Coarse(Bytes),
 }
 
@@ -268,80 +270,80 @@ pub struct TenantBook {
     pub name: String,
     /// Leases granted and not retired.
     pub leases: u32,
-    /// Bytes of those.
+    /// The bytes of those.
     pub vram: Bytes,
-    /// Its waiters.
+    /// How many of its leases wait.
     pub waiting: usize,
-    /// They, by rank and arrival, with the time they came.
-    pub line: BTreeSet<(i64, LeaseId, Time)>,
-    /// How far its use has carried it.
-    pub mark: Time,
+    /// Those, by rank and arrival, with the time of their requests.
+    pub waiters: BTreeSet<(i64, LeaseId, Time)>,
+    /// Its debt clock.
+    pub debt_clock: Time,
     /// Since when its first waiter is the first.
-    pub turn: Time,
+    pub first_since: Time,
     /// When one of its waiters was last served.
-    pub served: Time,
+    pub last_served: Time,
 }
 
-/// All books.
+/// The books.
 #[derive(Debug)]
 pub struct CheckerBooks {
-    /// The rules of the house.
+    /// The policy.
     pub policy: Policy,
-    /// Leases that are not history.
+    /// Leases that are not retired.
     pub leases: BTreeMap<LeaseId, LeaseBook>,
     /// Tenants by number.
     pub tenants: Vec<TenantBook>,
-    /// Cards by number.
-    pub cards: Vec<GpuBook>,
-    /// Waiters by rank and arrival.
+    /// GPUs by number.
+    pub gpus: Vec<GpuBook>,
+    /// Waiters in order of rank and arrival.
     pub queue: BTreeSet<(i64, LeaseId)>,
-    /// What comes due by itself, and when.
+    /// When each lease is due.
     pub due: BTreeSet<(Time, LeaseId)>,
-    /// Whose a process is.
+    /// The lease of each process.
     pub owners: BTreeMap<ProcKey, LeaseId>,
     /// The processes of each lease.
     pub members: BTreeMap<LeaseId, Vec<ProcKey>>,
     /// The next lease has at least this number.
     pub next_lease: u64,
-    /// The next grant has at least this epoch.
-    pub next_epoch: u64,
-    /// What began until then …
+    /// The next grant has at least this fence.
+    pub next_fence: u64,
+    /// What began until this time …
     pub grace_from: Time,
-    /// … does not expire before this.
+    /// … does not expire before this one.
     pub grace_until: Time,
-    /// The boot.
+    /// The id of the boot.
     pub boot: String,
-    /// When the last event was taken in; `None`: the daemon was away.
-    pub heard: Option<Time>,
-    /// The daemon was away just before the present event.
-    pub absent: bool,
+    /// When the last event was taken; `None`: the daemon was away.
+    pub last_event_at: Option<Time>,
+    /// True if the daemon was away just before the present event.
+    pub was_absent: bool,
     /// The daemon was told that the disk is full.
     pub disk_full: bool,
-    /// The daemon was told that lines are missing, and no operator has accepted that.
+    /// Lines are missing from the journal, and no operator has accepted that.
     pub loss: Option<Loss>,
-    /// The last few leases that became history.
-    pub gone: Vec<LeaseId>,
-    /// Leases that are parked, or on their way there or back.
-    pub trips: BTreeSet<LeaseId>,
-    /// Programs of each lease that spoke to this daemon.
-    pub voices: BTreeMap<(LeaseId, Method), MoverBooks>,
-    /// Who was the first in the queue when the present event began to make room.
-    pub made_first: Option<LeaseId>,
-    /// Leases that were told that they end, for others.
-    pub noticed: BTreeSet<LeaseId>,
-    /// Programs whose bytes are in host memory, by their own word to this daemon or an earlier one.
-    pub stowed: BTreeMap<(ProcKey, Method), LeaseId>,
-    /// Host memory that was available at the last look.
-    pub ram: Option<Bytes>,
-    /// What was booked by those who were parked since then: the look may not have it.
-    pub unread: Bytes,
-    /// Strangers, and what is done about them.
-    pub watch: ProcessWatch,
+    /// The last leases that were retired.
+    pub retired: Vec<LeaseId>,
+    /// Leases that are parking, parked or resuming.
+    pub moving: BTreeSet<LeaseId>,
+    /// What moves the bytes of each lease, by method, as reported to this daemon.
+    pub movers: BTreeMap<(LeaseId, Method), MoverBooks>,
+    /// The first waiter when the present event began to make room.
+    pub first_before_room: Option<LeaseId>,
+    /// Leases that were told that they end for a waiter.
+    pub told_to_end: BTreeSet<LeaseId>,
+    /// Programs with bytes in host memory, as reported to this daemon or an earlier one.
+    pub in_host_memory: BTreeMap<(ProcKey, Method), LeaseId>,
+    /// The host memory that was available at the last reading.
+    pub host_memory: Option<Bytes>,
+    /// What was booked by parks since then: the reading may not include it.
+    pub booked_since_reading: Bytes,
+    /// Unleased processes, and what is done about them.
+    pub unleased: ProcessWatch,
 }
 
 impl GpuBook {
-    /// Nothing counts for a lease on this card any more.
-    fn unclaim(&mut self, lease: LeaseId) {
+    /// Removes what counts for a lease on this GPU.
+    fn remove_claim(&mut self, lease: LeaseId) {
         self.ending.remove(&lease);
         if let Some(held) = self.claims.remove(&lease) {
             self.reserved = self.reserved.less(held);
@@ -356,178 +358,199 @@ impl CheckerBooks {
             policy,
             leases: BTreeMap::new(),
             tenants: Vec::new(),
-            cards: Vec::new(),
+            gpus: Vec::new(),
             queue: BTreeSet::new(),
             due: BTreeSet::new(),
             owners: BTreeMap::new(),
             members: BTreeMap::new(),
             next_lease: 1,
-            next_epoch: 1,
+            next_fence: 1,
             grace_from: Time::ZERO,
             grace_until: Time::ZERO,
             boot: String::new(),
-            heard: None,
-            absent: true,
+            last_event_at: None,
+            was_absent: true,
             disk_full: false,
             loss: None,
-            gone: Vec::new(),
-            trips: BTreeSet::new(),
-            voices: BTreeMap::new(),
-            made_first: None,
-            noticed: BTreeSet::new(),
-            stowed: BTreeMap::new(),
-            ram: None,
-            unread: Bytes::ZERO,
-            watch: ProcessWatch::default(),
+            retired: Vec::new(),
+            moving: BTreeSet::new(),
+            movers: BTreeMap::new(),
+            first_before_room: None,
+            told_to_end: BTreeSet::new(),
+            in_host_memory: BTreeMap::new(),
+            host_memory: None,
+            booked_since_reading: Bytes::ZERO,
+            unleased: ProcessWatch::default(),
         }
     }
 
-    /// The books after a start: what the disk has, and nothing seen.
+    /// Returns the books after a start: what the disk has, and no readings.
     pub fn from_rows(policy: Policy, rows: &Rows) -> CheckerBooks {
         let mut books = CheckerBooks::new(policy);
         books.next_lease = rows.meta.next_lease;
-        books.next_epoch = rows.meta.next_fence.0;
+        books.next_fence = rows.meta.next_fence.0;
         (books.grace_from, books.grace_until) = (rows.meta.grace_from, rows.meta.grace_until);
         books.boot.clone_from(&rows.meta.boot);
-        books.watch = ProcessWatch::from_rows(rows);
-        for card in &rows.gpus {
-            books.put_card(books.cards.len(), &card.facts);
-            if let Some(book) = books.cards.last_mut() {
-                (book.asides, book.aside_ended) = (card.aside.now.clone(), card.aside.ended);
+        books.unleased = ProcessWatch::from_rows(rows);
+        for gpu in &rows.gpus {
+            books.set_gpu_facts(books.gpus.len(), &gpu.facts);
+            if let Some(book) = books.gpus.last_mut() {
+                (book.asides, book.aside_ended) = (gpu.aside.now.clone(), gpu.aside.ended);
             }
-            books.serve(books.cards.len() - 1, &card.service);
+            books.set_service(books.gpus.len() - 1, &gpu.service);
         }
         for tenant in &rows.tenants {
-            books.enrol(&tenant.name);
+            books.add_tenant(&tenant.name);
             if let Some(book) = books.tenants.last_mut() {
-                (book.mark, book.turn) = (tenant.debt_clock, tenant.first_since);
+                (book.debt_clock, book.first_since) = (tenant.debt_clock, tenant.first_since);
             }
         }
         let parking = &books.policy.parking.clone();
         for row in rows.leases.values() {
             let held = |hold: &sublet_core::rows::Hold| HeldBook {
-                cards: hold.gpus.iter().map(|card| usize::from(card.0)).collect(),
+                gpus: hold.gpus.iter().map(|gpu| usize::from(gpu.0)).collect(),
                 vram: hold.vram,
-                epoch: hold.fence,
+                fence: hold.fence,
                 granted: hold.granted,
                 renewed: hold.renewed,
                 until: hold.until,
                 idle: hold.idle,
-                paid: hold.prepaid,
-                before: hold.not_beyond,
-                began: hold.history.as_ref().map_or(hold.granted, |turns| turns.began),
+                prepaid: hold.prepaid,
+                not_beyond: hold.not_beyond,
+                slice_began: hold.history.as_ref().map_or(hold.granted, |turns| turns.began),
                 stopped: hold.history.as_ref().and_then(|turns| turns.stopped),
                 spent: hold.history.as_ref().map_or((0, 0), |turns| (turns.spent_us, turns.spent_byte_us)),
                 booked: hold.history.as_ref().map_or(Bytes::ZERO, |turns| turns.booked),
-                moved: hold.history.as_ref().is_some_and(|turns| !turns.never_moved),
+                was_moved: hold.history.as_ref().is_some_and(|turns| !turns.never_moved),
                 notice: hold.notice,
-                over: hold.history.as_ref().and_then(|turns| turns.overuse).map(|over| (over.since, over.seen_bytes)),
-                sized: hold.history.as_ref().map_or(hold.granted, |turns| turns.began),
-                less: hold.history.as_ref().map_or(0, |turns| turns.uncharged_byte_us),
+                overuse: hold
+                    .history
+                    .as_ref()
+                    .and_then(|turns| turns.overuse)
+                    .map(|over| (over.since, over.seen_bytes)),
+                resized_at: hold.history.as_ref().map_or(hold.granted, |turns| turns.began),
+                uncharged: hold.history.as_ref().map_or(0, |turns| turns.uncharged_byte_us),
             };
-            let at = match &row.phase {
+            let stage = match &row.phase {
                 Phase::Waiting { give_up } => LeaseStage::Waiting(*give_up),
                 Phase::Active(hold) => LeaseStage::Held(held(hold)),
                 Phase::Parking(hold, away) => {
-                    LeaseStage::Away(held(hold), Box::new(MoveBook::read(MoveWay::Out, away, parking)))
+                    LeaseStage::Park(held(hold), Box::new(MoveBook::read(MoveWay::Leaving, away, parking)))
                 }
                 Phase::Parked(hold, away) => {
-                    LeaseStage::Away(held(hold), Box::new(MoveBook::read(MoveWay::Gone, away, parking)))
+                    LeaseStage::Park(held(hold), Box::new(MoveBook::read(MoveWay::Parked, away, parking)))
                 }
                 Phase::Resuming(hold, away) => {
-                    LeaseStage::Away(held(hold), Box::new(MoveBook::read(MoveWay::Back, away, parking)))
+                    LeaseStage::Park(held(hold), Box::new(MoveBook::read(MoveWay::Returning, away, parking)))
                 }
-                Phase::Ending(hold, finish) => LeaseStage::Ending(held(hold), finish.at, mask(&hold.gpus)),
+                Phase::Ending(hold, finish) => LeaseStage::Ending(held(hold), finish.at, gpu_mask(&hold.gpus)),
             };
             let bound = !row.roots.is_empty();
-            let (tenant, ask, asked) = (row.tenant.0 as usize, row.request.clone(), row.requested);
-            // What is not known counts as work.
+            let (tenant, request, requested_at) = (row.tenant.0 as usize, row.request.clone(), row.requested);
+            // A lease of which nothing is known counts as busy.
             let (worked, worked_at) = (bound, Time::ZERO);
-            let lied = row.hold().and_then(|hold| hold.history.as_ref()).and_then(|turns| turns.false_report);
-            let rests = BackoffBook::read(lied, parking);
-            let doom = match &row.phase {
+            let false_report = row.hold().and_then(|hold| hold.history.as_ref()).and_then(|turns| turns.false_report);
+            let backoff = BackoffBook::read(false_report, parking);
+            let pending_end = match &row.phase {
                 Phase::Ending(_, finish) if matches!(finish.reason, EndReason::Preempted | EndReason::OverUse) => {
-                    let from = finish.signal.map_or(finish.at, |(_, at)| at + parking.grace);
-                    Some(PendingEnd { signal: finish.signal.map(|(signal, _)| signal), from, sent: false })
+                    let from = finish.signal.map_or(finish.at, |(_, stage)| stage + parking.grace);
+                    Some(PendingEnd {
+                        signal: finish.signal.map(|(signal, _)| signal),
+                        next_from: from,
+                        is_ours: false,
+                    })
                 }
                 _ => None,
             };
-            let (id, roots, counted, hints) = (row.id, row.roots.clone(), false, (Time::ZERO, 0));
-            let book =
-                LeaseBook { id, tenant, ask, asked, bound, worked, worked_at, rests, hints, roots, counted, doom, at };
+            let (id, roots, members_known, hints) = (row.id, row.roots.clone(), false, (Time::ZERO, 0));
+            let book = LeaseBook {
+                id,
+                tenant,
+                request,
+                requested_at,
+                bound,
+                worked,
+                worked_at,
+                backoff,
+                hints,
+                roots,
+                members_known,
+                pending_end,
+                stage,
+            };
             if book.held().is_some_and(|held| held.for_others().is_some()) {
-                books.noticed.insert(id);
+                books.told_to_end.insert(id);
             }
             books.insert(id, book);
             if row.request.has_hook && row.is_held() {
-                // Who was on its way back has not come.
+                // A lease that was resuming is not back.
                 let away = matches!(row.phase, Phase::Parked(..) | Phase::Resuming(..));
-                let voice = MoverBook { parked: away.then_some(Bytes::ZERO), ..SILENT };
-                books.voices.entry((row.id, Method::Hook)).or_default().insert(HOOK, voice);
+                let mover = MoverBook { parked: away.then_some(Bytes::ZERO), ..UNHEARD };
+                books.movers.entry((row.id, Method::Hook)).or_default().insert(HOOK, mover);
             }
         }
         books
     }
 
-    /// Notes whether the daemon was away, and the grace that follows from it.
-    pub fn mind_the_gap(&mut self, now: Time, event: &Event) {
-        let away = self.heard.is_none_or(|heard| now.since(heard) > ABSENCE);
-        self.heard = Some(now);
-        self.absent = away || matches!(event, Event::Daemon(DaemonEvent::Awoke | DaemonEvent::Started { .. }));
-        let is_aside = self.cards.iter().any(|card| !card.asides.is_empty());
-        if self.absent && (is_aside || !(self.leases.is_empty() && self.watch.is_empty())) {
+    /// Notes an absence of the daemon, and the grace that follows.
+    pub fn note_absence(&mut self, now: Time, event: &Event) {
+        let away = self.last_event_at.is_none_or(|heard| now.since(heard) > ABSENCE);
+        self.last_event_at = Some(now);
+        self.was_absent = away || matches!(event, Event::Daemon(DaemonEvent::Awoke | DaemonEvent::Started { .. }));
+        let is_aside = self.gpus.iter().any(|gpu| !gpu.asides.is_empty());
+        if self.was_absent && (is_aside || !(self.leases.is_empty() && self.unleased.is_empty())) {
             self.grace_from = now;
             self.grace_until = self.grace_until.max(now + self.policy.grace);
         }
     }
 
-    /// Whether something that began at `since` is protected now.
+    /// True if what began at `since` is within a grace now.
     pub fn in_grace(&self, now: Time, since: Time) -> bool {
         since <= self.grace_from && now < self.grace_until
     }
 
-    /// The moment a waiter queues by.
-    pub fn rank(&self, ask: &LeaseRequest, asked: Time) -> i64 {
+    /// The time by which a waiter is ordered, in µs.
+    pub fn rank(&self, request: &LeaseRequest, asked: Time) -> i64 {
         let start = &self.policy.head_start;
-        let tier = match ask.tier {
+        let tier = match request.tier {
             Tier::Interactive => start.interactive,
             Tier::Batch => start.batch,
             Tier::Spot => start.spot,
         };
-        asked.0 as i64 - tier.0 as i64 - i64::from(ask.priority) * start.priority.0 as i64
+        asked.0 as i64 - tier.0 as i64 - i64::from(request.priority) * start.priority.0 as i64
     }
 
     // ---- leases ------------------------------------------------------------
 
-    /// Puts a lease on the books.
+    /// Adds a lease to the books.
     pub fn insert(&mut self, lease: LeaseId, book: LeaseBook) {
         if let Some(due) = book.due() {
             self.due.insert((due, lease));
         }
-        if let Some(asked) = book.queued() {
-            let rank = self.rank(&book.ask, asked);
+        if let Some(asked) = book.queued_since() {
+            let rank = self.rank(&book.request, asked);
             self.queue.insert((rank, lease));
-            self.tenants[book.tenant].line.insert((rank, lease, asked));
+            self.tenants[book.tenant].waiters.insert((rank, lease, asked));
             self.tenants[book.tenant].waiting += 1;
         }
         if let Some(held) = book.held() {
-            for card in &held.cards {
-                let card = &mut self.cards[*card];
-                card.claims.insert(lease, book.reserved());
-                if let LeaseStage::Ending(..) = &book.at {
-                    card.ending.insert(lease);
+            for gpu in &held.gpus {
+                let gpu = &mut self.gpus[*gpu];
+                gpu.claims.insert(lease, book.reserved());
+                if let LeaseStage::Ending(..) = &book.stage {
+                    gpu.ending.insert(lease);
                 }
-                card.reserved = card.reserved + book.reserved();
+                gpu.reserved = gpu.reserved + book.reserved();
             }
             let tenant = &mut self.tenants[book.tenant];
-            tenant.served = tenant.served.max(held.granted);
+            tenant.last_served = tenant.last_served.max(held.granted);
             if !book.is_parked() {
                 tenant.leases += 1;
-                tenant.vram = tenant.vram + Bytes(held.vram.0 * held.cards.len() as u64);
+                tenant.vram = tenant.vram + Bytes(held.vram.0 * held.gpus.len() as u64);
             }
         }
-        if let LeaseStage::Away(..) = &book.at {
-            self.trips.insert(lease);
+        if let LeaseStage::Park(..) = &book.stage {
+            self.moving.insert(lease);
         }
         self.leases.insert(lease, book);
     }
@@ -538,60 +561,60 @@ impl CheckerBooks {
         if let Some(due) = book.due() {
             self.due.remove(&(due, lease));
         }
-        if let Some(asked) = book.queued() {
-            let rank = self.rank(&book.ask, asked);
+        if let Some(asked) = book.queued_since() {
+            let rank = self.rank(&book.request, asked);
             self.queue.remove(&(rank, lease));
-            self.tenants[book.tenant].line.remove(&(rank, lease, asked));
+            self.tenants[book.tenant].waiters.remove(&(rank, lease, asked));
             self.tenants[book.tenant].waiting -= 1;
         }
         if let Some(held) = book.held() {
-            for card in &held.cards {
-                self.cards[*card].unclaim(lease);
+            for gpu in &held.gpus {
+                self.gpus[*gpu].remove_claim(lease);
             }
             if !book.is_parked() {
                 let tenant = &mut self.tenants[book.tenant];
                 tenant.leases -= 1;
-                tenant.vram = tenant.vram.less(Bytes(held.vram.0 * held.cards.len() as u64));
+                tenant.vram = tenant.vram.less(Bytes(held.vram.0 * held.gpus.len() as u64));
             }
         }
-        self.trips.remove(&lease);
-        self.noticed.remove(&lease);
+        self.moving.remove(&lease);
+        self.told_to_end.remove(&lease);
         Some(book)
     }
 
-    /// A lease is history: nothing of it is kept but its number, for a while.
-    pub fn forget(&mut self, lease: LeaseId) {
-        self.disown(lease);
-        self.forget_programs(lease);
-        if self.gone.len() == 64 {
-            self.gone.clear();
+    /// Forgets a retired lease, except for its number.
+    pub fn retire_books(&mut self, lease: LeaseId) {
+        self.remove_members(lease);
+        self.remove_movers(lease);
+        if self.retired.len() == 64 {
+            self.retired.clear();
         }
-        self.gone.push(lease);
+        self.retired.push(lease);
     }
 
-    /// A holder keeps its lease until another time.
+    /// Takes a renewal.
     pub fn set_until(&mut self, lease: LeaseId, at: Time, until: Time, idle: bool, paid: Span, before: Option<Time>) {
-        if let Some(LeaseBook { at: LeaseStage::Held(held), worked, .. }) = self.leases.get_mut(&lease) {
+        if let Some(LeaseBook { stage: LeaseStage::Held(held), worked, .. }) = self.leases.get_mut(&lease) {
             self.due.remove(&(held.until, lease));
             self.due.insert((until, lease));
-            held.paid = held.unused(at) + paid;
+            held.prepaid = held.unused_payment(at) + paid;
             (held.renewed, held.until, *worked) = (at, until, false);
-            (held.idle, held.before) = (idle, before);
+            (held.idle, held.not_beyond) = (idle, before);
         }
     }
 
-    // ---- tenants and cards -------------------------------------------------
+    // ---- tenants and GPUs -------------------------------------------------
 
-    /// A tenant asks for the first time.
-    pub fn enrol(&mut self, name: &str) {
+    /// Adds a tenant.
+    pub fn add_tenant(&mut self, name: &str) {
         self.tenants.push(TenantBook { name: name.to_owned(), ..TenantBook::default() });
     }
 
-    /// A card's facts.
-    pub fn put_card(&mut self, number: usize, facts: &GpuFacts) {
-        match self.cards.get_mut(number) {
-            Some(card) => card.facts = facts.clone(),
-            None => self.cards.push(GpuBook {
+    /// Adds a GPU, or changes its facts.
+    pub fn set_gpu_facts(&mut self, number: usize, facts: &GpuFacts) {
+        match self.gpus.get_mut(number) {
+            Some(gpu) => gpu.facts = facts.clone(),
+            None => self.gpus.push(GpuBook {
                 model: facts.name.to_lowercase(),
                 facts: facts.clone(),
                 serving: true,
@@ -599,63 +622,63 @@ impl CheckerBooks {
                 aside_ended: None,
                 draining: false,
                 listed: false,
-                begun: Time::ZERO,
-                look: SeenReading::Blind,
-                seen: Vec::new(),
-                residents: Vec::new(),
-                all: Vec::new(),
+                reading_began: Time::ZERO,
+                reading: SeenReading::Unreadable,
+                seen_bytes: Vec::new(),
+                compute_processes: Vec::new(),
+                processes: Vec::new(),
                 sizes: Vec::new(),
                 claims: BTreeMap::new(),
                 reserved: Bytes::ZERO,
                 ending: BTreeSet::new(),
-                excess: OveruseBook::new(),
+                overuse: OveruseBook::new(),
             }),
         }
     }
 
-    /// A card goes into service or out of it.
-    pub fn serve(&mut self, number: usize, service: &GpuService) {
-        self.cards[number].serving = *service == GpuService::In;
-        self.cards[number].draining = *service == GpuService::Draining;
+    /// Puts a GPU into service or out of it.
+    pub fn set_service(&mut self, number: usize, service: &GpuService) {
+        self.gpus[number].serving = *service == GpuService::In;
+        self.gpus[number].draining = *service == GpuService::Draining;
     }
 
-    /// A card's number.
-    pub fn card(&self, uuid: &str) -> Option<usize> {
-        self.cards.iter().position(|card| card.facts.uuid == uuid)
+    /// The number of a GPU.
+    pub fn gpu_number(&self, uuid: &str) -> Option<usize> {
+        self.gpus.iter().position(|gpu| gpu.facts.uuid == uuid)
     }
 
-    /// A process was bound to a lease, and what it did so far counts as work.
+    /// Adds a process that was bound to a lease; what it did before counts as work.
     pub fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
         if let Some(book) = self.leases.get_mut(&lease) {
-            (book.bound, book.worked, book.counted) = (true, true, true);
+            (book.bound, book.worked, book.members_known) = (true, true, true);
             book.roots.push(process);
-            self.own(lease, process);
+            self.set_owner(lease, process);
         }
     }
 
-    /// These are a lease's processes; each belongs to whom it was last seen with.
+    /// Takes the processes of a lease; each belongs to the lease that was reported last.
     pub fn set_members(&mut self, lease: LeaseId, processes: &[ProcKey]) {
         if let Some(book) = self.leases.get_mut(&lease) {
-            book.counted = true;
-            self.disown(lease);
-            self.stowed.retain(|(process, _), of| *of != lease || processes.contains(process));
-            processes.iter().for_each(|process| self.own(lease, *process));
+            book.members_known = true;
+            self.remove_members(lease);
+            self.in_host_memory.retain(|(process, _), of| *of != lease || processes.contains(process));
+            processes.iter().for_each(|process| self.set_owner(lease, *process));
             self.note_quiet(lease);
         }
     }
 
-    /// Whose a process is, of those that were granted cards.
+    /// The lease of a process, if that was granted.
     pub fn holder(&self, process: &ProcKey) -> Option<LeaseId> {
-        self.owners.get(process).copied().filter(|lease| !self.waits(*lease))
+        self.owners.get(process).copied().filter(|lease| !self.is_waiting(*lease))
     }
 
-    fn waits(&self, lease: LeaseId) -> bool {
+    fn is_waiting(&self, lease: LeaseId) -> bool {
         self.leases.get(&lease).is_some_and(|book| book.held().is_none())
     }
 
-    fn own(&mut self, lease: LeaseId, process: ProcKey) {
-        // Who waits takes nothing from who does not.
-        if self.waits(lease) && self.holder(&process).is_some() {
+    fn set_owner(&mut self, lease: LeaseId, process: ProcKey) {
+        // A waiting lease takes no process from a granted one.
+        if self.is_waiting(lease) && self.holder(&process).is_some() {
             return;
         }
         if let Some(before) = self.owners.insert(process, lease) {
@@ -663,126 +686,126 @@ impl CheckerBooks {
                 members.retain(|member| *member != process);
             }
             if before != lease {
-                self.lose(before, process);
+                self.lose_process(before, process);
             }
         }
         self.members.entry(lease).or_default().push(process);
     }
 
-    fn disown(&mut self, lease: LeaseId) {
+    fn remove_members(&mut self, lease: LeaseId) {
         for process in self.members.remove(&lease).unwrap_or_default() {
             self.owners.remove(&process);
         }
     }
 
-    /// A look at a card was delivered.
-    pub fn observe(&mut self, number: usize, begun: Time, reading: &Reading) {
-        let card = &mut self.cards[number];
-        if begun < card.begun {
+    /// Takes a reading of a GPU.
+    pub fn take_reading(&mut self, number: usize, begun: Time, reading: &Reading) {
+        let gpu = &mut self.gpus[number];
+        if begun < gpu.reading_began {
             return;
         }
-        card.begun = begun;
+        gpu.reading_began = begun;
         match reading {
             Reading::Unreadable(why) => {
                 let lost = *why == sublet_core::reading::Unreadable::Lost;
-                card.look = if lost { SeenReading::Lost } else { SeenReading::Blind };
+                gpu.reading = if lost { SeenReading::Lost } else { SeenReading::Unreadable };
             }
             Reading::Used(used) => {
-                card.look = if used.coarse { SeenReading::Coarse(used.free) } else { SeenReading::Free(used.free) };
-                self.attribute(number, used);
-                self.seen_again(number, begun);
-                self.look_at_trips(number, begun);
+                gpu.reading = if used.coarse { SeenReading::Coarse(used.free) } else { SeenReading::Free(used.free) };
+                self.sum_by_lease(number, used);
+                self.release_ended(number, begun);
+                self.count_readings(number, begun);
             }
         }
-        self.weigh_excess(number);
+        self.update_overuse(number);
     }
 
-    fn attribute(&mut self, number: usize, used: &GpuUsage) {
-        let card = &mut self.cards[number];
-        card.seen.clear();
-        card.residents.clear();
-        card.all = used.processes.iter().map(|resident| resident.process).collect();
-        card.sizes = used.processes.iter().map(|resident| (resident.process, resident.bytes)).collect();
+    fn sum_by_lease(&mut self, number: usize, used: &GpuUsage) {
+        let gpu = &mut self.gpus[number];
+        gpu.seen_bytes.clear();
+        gpu.compute_processes.clear();
+        gpu.processes = used.processes.iter().map(|resident| resident.process).collect();
+        gpu.sizes = used.processes.iter().map(|resident| (resident.process, resident.bytes)).collect();
         for resident in &used.processes {
             if !resident.only_draws {
-                card.residents.push(resident.process);
+                gpu.compute_processes.push(resident.process);
             }
             let bytes = resident.bytes.unwrap_or_default();
-            if let Some(lease) = self.owners.get(&resident.process).filter(|lease| card.claims.contains_key(lease)) {
-                match card.seen.iter_mut().find(|(id, _)| id == lease) {
+            if let Some(lease) = self.owners.get(&resident.process).filter(|lease| gpu.claims.contains_key(lease)) {
+                match gpu.seen_bytes.iter_mut().find(|(id, _)| id == lease) {
                     Some((_, sum)) => *sum = *sum + bytes,
-                    None => card.seen.push((*lease, bytes)),
+                    None => gpu.seen_bytes.push((*lease, bytes)),
                 }
             }
         }
     }
 
-    /// What ended before then does not count on this card any more.
-    pub fn seen_again(&mut self, number: usize, begun: Time) {
-        for lease in self.cards[number].ending.clone() {
-            // Who ended for others has its processes until they are gone.
-            if self.leases.get(&lease).is_some_and(|book| self.is_haunted(book)) {
+    /// Frees on this GPU what ended before the reading began.
+    pub fn release_ended(&mut self, number: usize, begun: Time) {
+        for lease in self.gpus[number].ending.clone() {
+            // A lease that was ended for a waiter counts until its processes are gone.
+            if self.leases.get(&lease).is_some_and(|book| self.may_have_processes(book)) {
                 continue;
             }
-            if let Some(LeaseBook { at: LeaseStage::Ending(_, ended, unseen), .. }) = self.leases.get_mut(&lease)
+            if let Some(LeaseBook { stage: LeaseStage::Ending(_, ended, unseen), .. }) = self.leases.get_mut(&lease)
                 && *ended < begun
             {
                 *unseen &= !(1 << number);
-                self.cards[number].unclaim(lease);
+                self.gpus[number].remove_claim(lease);
             }
         }
     }
 
-    // ---- asks and cards ----------------------------------------------------
+    // ---- requests and GPUs -------------------------------------------------
 
-    /// Memory left alone on a card.
-    pub fn margin(&self, card: &GpuBook) -> Bytes {
-        if card.facts.display { self.policy.margin_display } else { self.policy.margin }
+    /// The bytes that are not leased on a GPU.
+    pub fn margin(&self, gpu: &GpuBook) -> Bytes {
+        if gpu.facts.display { self.policy.margin_display } else { self.policy.margin }
     }
 
-    /// The most that a lease could have of a card.
-    pub fn largest(&self, card: &GpuBook) -> Bytes {
-        card.facts.total.less(self.margin(card))
+    /// The largest lease on a GPU.
+    pub fn largest(&self, gpu: &GpuBook) -> Bytes {
+        gpu.facts.total.less(self.margin(gpu))
     }
 
-    /// Whether the card is one of those the ask names.
-    pub fn named(&self, ask: &LeaseRequest, card: &GpuBook) -> bool {
-        let Some(on) = &ask.gpus_allowed else { return true };
+    /// True if the request allows this GPU.
+    pub fn is_allowed_by_request(&self, request: &LeaseRequest, gpu: &GpuBook) -> bool {
+        let Some(on) = &request.gpus_allowed else { return true };
         let several = if let GpuSelector::AnyOf(several) = on { &several[..] } else { std::slice::from_ref(on) };
         several.iter().any(|on| match on {
-            GpuSelector::Index(index) => card.facts.index == *index,
-            GpuSelector::Uuid(uuid) => card.facts.uuid.starts_with(uuid),
-            GpuSelector::These(cards) => cards
+            GpuSelector::Index(index) => gpu.facts.index == *index,
+            GpuSelector::Uuid(uuid) => gpu.facts.uuid.starts_with(uuid),
+            GpuSelector::These(gpus) => gpus
                 .iter()
-                .any(|other| self.cards.get(usize::from(other.0)).is_some_and(|it| it.facts.uuid == card.facts.uuid)),
-            GpuSelector::Model(part) => card.model.contains(&part.to_lowercase()),
-            // A list in a list cannot be asked for.
+                .any(|other| self.gpus.get(usize::from(other.0)).is_some_and(|it| it.facts.uuid == gpu.facts.uuid)),
+            GpuSelector::Model(part) => gpu.model.contains(&part.to_lowercase()),
+            // Lists in lists are refused.
             GpuSelector::AnyOf(_) => false,
         })
     }
 
-    /// Whether a lease may land there at all.
-    pub fn open(&self, card: &GpuBook) -> bool {
-        card.serving && card.listed && card.facts.unusable.is_none() && card.asides.is_empty()
+    /// True if leases may be granted on this GPU.
+    pub fn is_open(&self, gpu: &GpuBook) -> bool {
+        gpu.serving && gpu.listed && gpu.facts.unusable.is_none() && gpu.asides.is_empty()
     }
 
-    /// Whether the ask could start on the card if that were empty.
-    pub fn eligible(&self, ask: &LeaseRequest, card: &GpuBook) -> bool {
-        let sized = match ask.vram {
+    /// True if the request could be granted on this GPU if it were empty.
+    pub fn eligible(&self, request: &LeaseRequest, gpu: &GpuBook) -> bool {
+        let sized = match request.vram {
             Vram::Whole => true,
-            Vram::Bytes(vram) => vram <= self.largest(card) && self.context(ask, card) <= vram,
+            Vram::Bytes(vram) => vram <= self.largest(gpu) && self.least_useful(request, gpu) <= vram,
         };
-        sized && self.open(card) && self.named(ask, card)
+        sized && self.is_open(gpu) && self.is_allowed_by_request(request, gpu)
     }
 
-    /// The least of a card that makes sense. Whoever was there before has its context.
-    pub fn context(&self, ask: &LeaseRequest, card: &GpuBook) -> Bytes {
-        let returns = matches!(ask.gpus_allowed, Some(GpuSelector::These(_)));
-        card.facts.context.filter(|_| !returns).unwrap_or_default()
+    /// The least size that is useful on a GPU: its context, which a parked lease has there already.
+    pub fn least_useful(&self, request: &LeaseRequest, gpu: &GpuBook) -> Bytes {
+        let returns = matches!(request.gpus_allowed, Some(GpuSelector::These(_)));
+        gpu.facts.context.filter(|_| !returns).unwrap_or_default()
     }
 }
 
-/// Cards as bits.
-pub fn mask(cards: &[GpuId]) -> u64 {
-    cards.iter().fold(0, |mask, card| mask | 1 << card.0)
+/// GPUs as bits of a mask.
+pub fn gpu_mask(gpus: &[GpuId]) -> u64 {
+    gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu.0)
 }

@@ -1,4 +1,4 @@
-//! What must be answered to whoever wants a holder parked, or a parked one back, by hand.
+//! The answers to users that park or resume a lease by hand.
 
 use super::books::{CheckerBooks, LeaseBook, LeaseStage};
 use super::calls::ExpectedAnswer;
@@ -10,80 +10,79 @@ use sublet_core::event::{Caller, EventAnswer, Refusal};
 use sublet_core::facts::LeaseAction;
 use sublet_core::ids::LeaseId;
 use sublet_core::method::Method;
-use sublet_core::parking::NotParkable;
+use sublet_core::movers::NotParkable;
 use sublet_core::units::{Span, Time};
 
 impl CheckerBooks {
-    fn visible(&self, by: &Caller, lease: LeaseId) -> Option<&LeaseBook> {
+    fn visible_lease(&self, by: &Caller, lease: LeaseId) -> Option<&LeaseBook> {
         self.leases.get(&lease).filter(|book| by.operator || self.tenants[book.tenant].name == by.tenant)
     }
 
-    /// What must be answered to whoever wants a holder parked. Of the reasons why it cannot be any
-    /// will do.
-    pub fn park_asked(&mut self, now: Time, by: &Caller, lease: LeaseId) -> ExpectedAnswer {
+    /// What must be answered to a user that parks a lease. If it cannot be parked, any reason is right.
+    pub fn expect_park(&mut self, now: Time, by: &Caller, lease: LeaseId) -> ExpectedAnswer {
         let cannot = ExpectedAnswer::Refusal(Refusal::NotParkable(NotParkable::NotActive));
-        let asked = self.visible(by, lease).map(|book| &book.at);
+        let asked = self.visible_lease(by, lease).map(|book| &book.stage);
         match asked {
             None => return ExpectedAnswer::Refusal(Refusal::NoSuchLease),
             Some(LeaseStage::Waiting(_)) => return ExpectedAnswer::Refusal(Refusal::StillWaiting),
             Some(LeaseStage::Ending(..)) => return ExpectedAnswer::Refusal(Refusal::Ended),
-            Some(LeaseStage::Away(_, trip)) if trip.way == MoveWay::Back => return cannot,
-            Some(LeaseStage::Away(..)) => return ExpectedAnswer::Yes(false),
+            Some(LeaseStage::Park(_, park)) if park.way == MoveWay::Returning => return cannot,
+            Some(LeaseStage::Park(..)) => return ExpectedAnswer::Yes(false),
             Some(LeaseStage::Held(_)) => {}
         }
-        // Nobody gains time on its cards by trying again.
+        // A lease gains no time by a second try.
         let held = self.leases.get(&lease).and_then(LeaseBook::held);
-        if held.is_some_and(|held| !self.is_over(now, held)) {
-            self.try_again(lease);
+        if held.is_some_and(|held| !self.is_term_over(now, held)) {
+            self.clear_backoff(lease);
         }
         let can = self.leases.get(&lease).is_some_and(|book| self.could_leave(now, lease, book).is_some());
         if can { ExpectedAnswer::Yes(true) } else { cannot }
     }
 
-    /// Whether a hint that a lease is used counts: its use cannot be noticed, it does not wait, and the last hint that
-    /// counted and was not followed by work is at least a minute ago, twice as long each time, an hour at most.
-    pub fn hinted(&mut self, now: Time, lease: LeaseId) -> bool {
-        let has_library = !self.voices(lease, Method::Shim).is_empty();
+    /// True if a hint that a lease is used counts: the shim does not notice its use, it does not wait, and the last
+    /// hint that counted without work afterwards is at least 1 min ago, doubled each time up to 1 h.
+    pub fn does_hint_count(&mut self, now: Time, lease: LeaseId) -> bool {
+        let has_library = !self.movers_of(lease, Method::Shim).is_empty();
         let Some(book) = self.leases.get_mut(&lease) else { return false };
-        let LeaseStage::Away(_, trip) = &mut book.at else { return false };
-        let waits = trip.way == MoveWay::Back || trip.wants.is_some() || trip.again.is_some();
-        let is_noticed = trip.rung == Method::Shim || (trip.rung == Method::Hook && has_library);
+        let LeaseStage::Park(_, park) = &mut book.stage else { return false };
+        let waits = park.way == MoveWay::Returning || park.queued_since.is_some() || park.requests_again.is_some();
+        let is_noticed = park.method == Method::Shim || (park.method == Method::Hook && has_library);
         if waits || is_noticed || now < book.hints.0 {
             return false;
         }
         let minutes = (1 << book.hints.1.min(6)).min(60);
         book.hints = (now + Span::secs(60 * minutes), book.hints.1 + 1);
-        trip.asked_for |= trip.way == MoveWay::Out;
+        park.is_wanted |= park.way == MoveWay::Leaving;
         true
     }
 
-    /// What must be answered to whoever wants a parked holder to have its cards again.
-    pub fn resume_asked(&mut self, by: &Caller, lease: LeaseId) -> ExpectedAnswer {
-        match self.visible(by, lease).map(|book| &book.at) {
+    /// What must be answered to a user that resumes a lease.
+    pub fn expect_resume(&mut self, by: &Caller, lease: LeaseId) -> ExpectedAnswer {
+        match self.visible_lease(by, lease).map(|book| &book.stage) {
             None => ExpectedAnswer::Refusal(Refusal::NoSuchLease),
             Some(LeaseStage::Waiting(_)) => ExpectedAnswer::Refusal(Refusal::StillWaiting),
             Some(LeaseStage::Ending(..)) => ExpectedAnswer::Refusal(Refusal::Ended),
-            Some(LeaseStage::Held(_) | LeaseStage::Away(..)) => {
-                if let Some(LeaseStage::Away(_, trip)) = self.leases.get(&lease).map(|book| &book.at)
-                    && trip.way == MoveWay::Gone
+            Some(LeaseStage::Held(_) | LeaseStage::Park(..)) => {
+                if let Some(LeaseStage::Park(_, park)) = self.leases.get(&lease).map(|book| &book.stage)
+                    && park.way == MoveWay::Parked
                 {
-                    self.try_again(lease);
+                    self.clear_backoff(lease);
                 }
-                self.ask_for(lease);
+                self.note_wanted(lease);
                 ExpectedAnswer::Yes(false)
             }
         }
     }
 
-    /// A hand that asks may try again at once.
-    fn try_again(&mut self, lease: LeaseId) {
+    /// A call by hand may try again at once.
+    fn clear_backoff(&mut self, lease: LeaseId) {
         if let Some(book) = self.leases.get_mut(&lease) {
-            book.rests = BackoffBook::default();
+            book.backoff = BackoffBook::default();
         }
     }
 
-    /// Whether the answer to a wish to park is what the books say.
-    pub fn answered_park(
+    /// Checks the answer to a park by hand.
+    pub fn check_park_answer(
         &self,
         lease: LeaseId,
         expect: &ExpectedAnswer,
@@ -104,12 +103,12 @@ impl CheckerBooks {
                     _ => 0,
                 };
                 must(rule, right, || format!("parking {lease} is answered {answer:?} instead of {refusal:?}"))?;
-                must(rule, idle(), || format!("parking {lease} is refused, and yet {actions:?}"))
+                must(rule, idle(), || format!("parking {lease} is refused, but {actions:?}"))
             }
             ExpectedAnswer::Yes(begins) => {
                 must(0, *answer == EventAnswer::Lease(lease), || format!("parking {lease} is answered {answer:?}"))?;
                 let begun = actions.iter().filter(|action| parks(action)).count() == usize::from(*begins);
-                must(5, begun, || format!("{lease} is to be parked ({begins}), and {actions:?}"))
+                must(5, begun, || format!("{lease} should be parked ({begins}), but {actions:?}"))
             }
         }
     }

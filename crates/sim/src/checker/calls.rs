@@ -11,86 +11,86 @@ use sublet_core::event::{Caller, Event, EventAnswer, Refusal};
 use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseAction, LeaseEvent};
 use sublet_core::ids::{Fence, LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::MoverReport;
-use sublet_core::policy::Renewal;
+use sublet_core::movers::MoverReport;
 use sublet_core::reading::Reading;
+use sublet_core::settings::Renewal;
 use sublet_core::units::{Bytes, Span, Time};
 
-/// An event, as far as the checker needs it once core has it.
+/// What the checker needs of an event after core has taken it.
 #[derive(Debug)]
 pub enum EventCause {
-    /// The daemon started; in a new boot or not; with this floor.
+    /// The daemon started: whether in a new boot, and its fence floor.
     Started(bool, u64),
-    /// An ask: whose, whether it would wait, and whether there was a place for it.
+    /// A request for a lease.
     Asked {
-        /// The name it was asked under.
+        /// The name of its tenant.
         tenant: String,
-        /// The queue had a place for it.
+        /// True if the queue had a place for it.
         place: bool,
     },
     /// A call about a lease.
-    Call(CallWord, LeaseId, ExpectedAnswer),
-    /// A waiter would take less.
+    LeaseCall(CallWord, LeaseId, ExpectedAnswer),
+    /// A waiter or an exceeded lease accepts another size.
     Accepted(LeaseId, Bytes, u16, Option<Refusal>),
-    /// A card was drained or cleared, with what must be answered.
+    /// A GPU was drained or cleared, with the answer that is right.
     Service(EventAnswer),
-    /// A caller accepts a loss, with what must be answered.
+    /// A caller accepts a loss, with the answer that is right.
     LossAccepted(EventAnswer),
     /// A request about asides, with what must come of it.
     Aside(Box<ExpectedAside>),
-    /// These cards are listed, by UUID.
+    /// The UUIDs of the listed GPUs.
     Listed(Vec<String>),
-    /// A card was looked at; it was lost for the second time.
+    /// A GPU was read; true if it was lost for the second time.
     Observed(Option<usize>, bool),
-    /// A holder worked; it must be renewed by that.
+    /// A lease was busy; true if it must be renewed for that.
     Worked(LeaseId, bool),
-    /// A holder's last process exited.
-    Gone(LeaseId),
-    /// A holder shall be parked: why it cannot be, or whether it may have been refused.
+    /// The last process of a lease exited.
+    HolderExited(LeaseId),
+    /// A lease shall be parked, with the answer that is right.
     Park(LeaseId, ExpectedAnswer),
-    /// A parked holder shall have its cards again.
+    /// A parked lease shall be resumed.
     Resume(LeaseId, ExpectedAnswer),
-    /// A hint that a parked lease is used, and whether it may count.
+    /// A hint that a parked lease is used, and whether it counts.
     Hinted(LeaseId, bool),
-    /// A program of a lease's said something.
-    Said(LeaseId, CallWord),
-    /// The wrapper of a lease did.
+    /// A program of a lease reported something.
+    Reported(LeaseId, CallWord),
+    /// The wrapper of a lease reported something.
     Hooked(LeaseId, CallWord),
     /// The wrapper of a lease with a hook is not among its processes.
     Unwrapped(LeaseId),
-    /// Something about strangers.
-    Watched(Box<WatchedStep>),
+    /// An event about unleased processes.
+    Unleased(Box<WatchedStep>),
     /// Time passed.
     Ticked,
-    /// Something else.
+    /// Any other event.
     Other,
 }
 
-/// What was said about a lease.
+/// What a call or a report says about a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallWord {
-    /// It goes on.
+    /// It is renewed.
     Renew,
-    /// A process belongs to it.
+    /// A process is bound to it.
     Bind,
-    /// It is given back.
+    /// Its holder releases it.
     Release,
-    /// An operator takes it.
-    Revoke,
-    /// Its bytes shall leave its cards.
+    /// An operator ends it.
+    RevokeByOperator,
+    /// It shall be parked.
     Park,
-    /// They shall come back, or its programs need them.
+    /// It shall be resumed, or its programs need their GPUs.
     Resume,
-    /// One of its programs could not do what it was told.
-    Refuse,
-    /// One of its programs has more than was booked for it.
-    Outgrow,
-    /// One of its programs will never be back.
-    Lose,
-    /// One of its programs died while it was being parked.
-    Die,
-    /// One of its programs said how it stands.
-    Tell,
+    /// A program could not do what it was told.
+    Refused,
+    /// A program has more than was booked for it.
+    Outgrown,
+    /// A program lost its state.
+    StateLost,
+    /// A program died while it was being parked.
+    DiedParking,
+    /// A program reported its status.
+    Status,
 }
 
 /// What must be answered to a call about a lease.
@@ -98,21 +98,21 @@ pub enum CallWord {
 pub enum ExpectedAnswer {
     /// This refusal, and nothing changes.
     Refusal(Refusal),
-    /// Yes; and it must be renewed by it.
+    /// Success; true if it must renew the lease.
     Yes(bool),
 }
 
 impl CheckerBooks {
-    /// Takes in an event before core does.
+    /// Takes an event before core does.
     pub fn cause(&mut self, now: Time, event: &Event) -> EventCause {
-        self.made_first = None;
+        self.first_before_room = None;
         match event {
             Event::Daemon(event) => self.cause_by_daemon(event),
             Event::Gpu(event) => self.cause_by_gpu(now, event),
             Event::Lease(event) => self.cause_by_lease(now, event),
             // No user in these worlds has a token.
             Event::Token(_) => EventCause::Other,
-            Event::Unleased(event) => self.watched(now, event),
+            Event::Unleased(event) => self.expect_unleased(now, event),
         }
     }
 
@@ -124,13 +124,13 @@ impl CheckerBooks {
                 EventCause::Started(rebooted, epoch_floor.0)
             }
             DaemonEvent::HostMemoryRead { available } => {
-                self.read_ram(*available);
+                self.set_host_memory(*available);
                 EventCause::Other
             }
             DaemonEvent::Configured(policy) => {
                 self.policy = (**policy).clone();
                 self.requeue();
-                self.allow_trips();
+                self.extend_time_limits();
                 EventCause::Other
             }
             DaemonEvent::DiskFilled => {
@@ -153,37 +153,39 @@ impl CheckerBooks {
 
     fn cause_by_gpu(&mut self, now: Time, event: &GpuEvent) -> EventCause {
         match event {
-            GpuEvent::DrainRequested { by, gpu: card } => EventCause::Service(self.service(by, card)),
+            GpuEvent::DrainRequested { by, gpu: card } => EventCause::Service(self.expect_service(by, card)),
             GpuEvent::ClearRequested { by, gpu: card } => {
-                let answer = self.service(by, card);
-                // A card that is gone is not seen again: the operator's word is all there is.
-                if let Some(number) = self.card(card).filter(|n| answer == EventAnswer::Done && !self.cards[*n].listed)
+                let answer = self.expect_service(by, card);
+                // A GPU that is not listed is not read again: the operator's call is all there is.
+                if let Some(number) =
+                    self.gpu_number(card).filter(|n| answer == EventAnswer::Done && !self.gpus[*n].listed)
                 {
-                    self.seen_again(number, now);
+                    self.release_ended(number, now);
                 }
                 EventCause::Service(answer)
             }
             GpuEvent::AsideRequested { by, gpu: card, request: ask } => {
-                EventCause::Aside(Box::new(self.aside_asked(now, by, card, ask)))
+                EventCause::Aside(Box::new(self.expect_aside(now, by, card, ask)))
             }
             GpuEvent::AsideEndRequested { by, gpu: card, key } => {
-                EventCause::Aside(Box::new(self.aside_end_asked(by, card, key.as_deref())))
+                EventCause::Aside(Box::new(self.expect_aside_end(by, card, key.as_deref())))
             }
             GpuEvent::Listed(cards) => EventCause::Listed(cards.iter().map(|card| card.uuid.clone()).collect()),
             GpuEvent::ReadingTaken { gpu: card, reading: observation } => {
-                let card = self.card(card);
-                let lost =
-                    |books: &CheckerBooks| card.is_some_and(|n| books.cards[n].look == super::books::SeenReading::Lost);
+                let card = self.gpu_number(card);
+                let lost = |books: &CheckerBooks| {
+                    card.is_some_and(|n| books.gpus[n].reading == super::books::SeenReading::Lost)
+                };
                 let before = lost(self);
-                let counts = card.is_some_and(|n| observation.begun >= self.cards[n].begun);
-                self.watch.is_compared = counts && matches!(observation.reading, Reading::Used(_));
+                let counts = card.is_some_and(|n| observation.begun >= self.gpus[n].reading_began);
+                self.unleased.is_reading_compared = counts && matches!(observation.reading, Reading::Used(_));
                 if let Some(number) = card {
-                    self.observe(number, observation.begun, &observation.reading);
+                    self.take_reading(number, observation.begun, &observation.reading);
                 }
-                // A look that began before the last one tells nothing.
+                // A reading that began before the last one proves nothing.
                 EventCause::Observed(card.filter(|_| counts), counts && before && lost(self))
             }
-            GpuEvent::ModeRequested { by, gpu, mode } => self.mode_asked(by, gpu, *mode),
+            GpuEvent::ModeRequested { by, gpu, mode } => self.expect_mode(by, gpu, *mode),
         }
     }
 
@@ -193,42 +195,48 @@ impl CheckerBooks {
                 EventCause::Asked { tenant: by.tenant.clone(), place: self.has_place(&by.tenant) }
             }
             LeaseEvent::RenewalRequested { by, lease, fence: epoch } => {
-                self.call(now, by, CallWord::Renew, *lease, Some(*epoch))
+                self.expect_call(now, by, CallWord::Renew, *lease, Some(*epoch))
             }
             LeaseEvent::BindRequested { by, lease, fence: epoch, process } => {
-                match self.call(now, by, CallWord::Bind, *lease, Some(*epoch)) {
-                    EventCause::Call(word, lease, ExpectedAnswer::Yes(_)) => {
-                        EventCause::Call(word, lease, self.bindable(by, lease, process))
+                match self.expect_call(now, by, CallWord::Bind, *lease, Some(*epoch)) {
+                    EventCause::LeaseCall(word, lease, ExpectedAnswer::Yes(_)) => {
+                        EventCause::LeaseCall(word, lease, self.expect_bind(by, lease, process))
                     }
                     refused => refused,
                 }
             }
             LeaseEvent::ReleaseRequested { by, lease, fence: epoch } => {
                 let own = self.leases.get(lease).is_none_or(|book| self.tenants[book.tenant].name == by.tenant);
-                self.call(now, by, if own { CallWord::Release } else { CallWord::Revoke }, *lease, *epoch)
+                self.expect_call(
+                    now,
+                    by,
+                    if own { CallWord::Release } else { CallWord::RevokeByOperator },
+                    *lease,
+                    *epoch,
+                )
             }
-            LeaseEvent::ParkRequested { by, lease } => EventCause::Park(*lease, self.park_asked(now, by, *lease)),
-            LeaseEvent::ResumeRequested { by, lease } => EventCause::Resume(*lease, self.resume_asked(by, *lease)),
-            LeaseEvent::Hinted { lease, .. } => EventCause::Hinted(*lease, self.hinted(now, *lease)),
+            LeaseEvent::ParkRequested { by, lease } => EventCause::Park(*lease, self.expect_park(now, by, *lease)),
+            LeaseEvent::ResumeRequested { by, lease } => EventCause::Resume(*lease, self.expect_resume(by, *lease)),
+            LeaseEvent::Hinted { lease, .. } => EventCause::Hinted(*lease, self.does_hint_count(now, *lease)),
             LeaseEvent::MoverReported { lease, method: rung, process, report: said } => {
-                EventCause::Said(*lease, self.heard(now, *lease, *rung, *process, said))
+                EventCause::Reported(*lease, self.take_report(now, *lease, *rung, *process, said))
             }
             LeaseEvent::HookReported { by, lease, fence: epoch, report: said } => {
-                self.hooked(now, by, *lease, *epoch, said)
+                self.expect_hook_report(now, by, *lease, *epoch, said)
             }
             LeaseEvent::ProgramRead { .. } | LeaseEvent::IdleSeen { .. } => EventCause::Other,
             LeaseEvent::MembersRead { lease, processes, .. } => {
                 self.set_members(*lease, processes);
                 if self.is_unwrapped(*lease, processes) { EventCause::Unwrapped(*lease) } else { EventCause::Other }
             }
-            LeaseEvent::UseSeen { lease } => self.worked(now, *lease),
+            LeaseEvent::UseSeen { lease } => self.note_worked(now, *lease),
             LeaseEvent::HolderExited { lease } => {
                 self.set_members(*lease, &[]);
-                EventCause::Gone(*lease)
+                EventCause::HolderExited(*lease)
             }
-            LeaseEvent::SignalSent { lease, signal } => self.signalled(now, *lease, *signal),
+            LeaseEvent::SignalSent { lease, signal } => self.note_signal_sent(now, *lease, *signal),
             LeaseEvent::OfferAccepted { by, lease, vram, gpus } => {
-                EventCause::Accepted(*lease, *vram, *gpus, self.unacceptable(by, *lease))
+                EventCause::Accepted(*lease, *vram, *gpus, self.expect_accept_refusal(by, *lease))
             }
         }
     }
@@ -236,13 +244,13 @@ impl CheckerBooks {
     fn requeue(&mut self) {
         let waiting: Vec<LeaseId> = self.queue.iter().map(|(_, lease)| *lease).collect();
         self.queue.clear();
-        self.tenants.iter_mut().for_each(|tenant| tenant.line.clear());
+        self.tenants.iter_mut().for_each(|tenant| tenant.waiters.clear());
         for lease in waiting {
             if let Some(book) = self.leases.get(&lease) {
-                let asked = book.queued().unwrap_or(book.asked);
-                let (rank, tenant) = (self.rank(&book.ask, asked), book.tenant);
+                let asked = book.queued_since().unwrap_or(book.requested_at);
+                let (rank, tenant) = (self.rank(&book.request, asked), book.tenant);
                 self.queue.insert((rank, lease));
-                self.tenants[tenant].line.insert((rank, lease, asked));
+                self.tenants[tenant].waiters.insert((rank, lease, asked));
             }
         }
     }
@@ -253,40 +261,42 @@ impl CheckerBooks {
             && self.queue.len() < self.policy.queue_max
     }
 
-    fn call(&self, now: Time, by: &Caller, word: CallWord, lease: LeaseId, epoch: Option<Fence>) -> EventCause {
+    fn expect_call(&self, now: Time, by: &Caller, word: CallWord, lease: LeaseId, fence: Option<Fence>) -> EventCause {
         let visible = |book: &&LeaseBook| by.operator || self.tenants[book.tenant].name == by.tenant;
-        let releases = matches!(word, CallWord::Release | CallWord::Revoke);
+        let releases = matches!(word, CallWord::Release | CallWord::RevokeByOperator);
         let expect = match self.leases.get(&lease).filter(visible) {
             None => ExpectedAnswer::Refusal(Refusal::NoSuchLease),
-            Some(LeaseBook { at: LeaseStage::Waiting(_), .. }) if !releases => {
+            Some(LeaseBook { stage: LeaseStage::Waiting(_), .. }) if !releases => {
                 ExpectedAnswer::Refusal(Refusal::StillWaiting)
             }
-            Some(LeaseBook { at: LeaseStage::Ending(..), .. }) if !releases => ExpectedAnswer::Refusal(Refusal::Ended),
-            Some(book) => match (&book.at, epoch) {
-                (LeaseStage::Held(held) | LeaseStage::Away(held, _), Some(given)) if given != held.epoch => {
-                    ExpectedAnswer::Refusal(Refusal::Fenced { given, current: held.epoch })
+            Some(LeaseBook { stage: LeaseStage::Ending(..), .. }) if !releases => {
+                ExpectedAnswer::Refusal(Refusal::Ended)
+            }
+            Some(book) => match (&book.stage, fence) {
+                (LeaseStage::Held(held) | LeaseStage::Park(held, _), Some(given)) if given != held.fence => {
+                    ExpectedAnswer::Refusal(Refusal::Fenced { given, current: held.fence })
                 }
                 (LeaseStage::Held(held), _) => {
-                    let longer = now + book.ask.term.span() > held.until;
-                    let free = self.queue.is_empty() && !self.drains(held);
-                    let renews = word == CallWord::Renew && !book.bound && !book.fixed() && longer && free;
+                    let longer = now + book.request.term.span() > held.until;
+                    let free = self.queue.is_empty() && !self.is_draining(held);
+                    let renews = word == CallWord::Renew && !book.bound && !book.has_fixed_term() && longer && free;
                     ExpectedAnswer::Yes(renews)
                 }
                 _ => ExpectedAnswer::Yes(false),
             },
         };
-        EventCause::Call(word, lease, expect)
+        EventCause::LeaseCall(word, lease, expect)
     }
 
-    /// Whether a process may be bound to a lease: not while its own has left its cards, or is on its way.
-    fn bindable(&self, by: &Caller, lease: LeaseId, process: &ProcKey) -> ExpectedAnswer {
+    /// Whether a process may be bound to a lease: not while its own lease is parking, parked or resuming.
+    fn expect_bind(&self, by: &Caller, lease: LeaseId, process: &ProcKey) -> ExpectedAnswer {
         if self.leases.get(&lease).is_some_and(|book| book.roots.contains(process)) {
             return ExpectedAnswer::Yes(false);
         }
         let owner = self.owners.get(process);
-        let mut trips = self.trips.iter().filter(|other| **other != lease).filter_map(|other| self.leases.get(other));
+        let mut trips = self.moving.iter().filter(|other| **other != lease).filter_map(|other| self.leases.get(other));
         let has = |book: &&LeaseBook| match owner {
-            _ if self.moves(book, process) => true,
+            _ if self.is_moved_by_driver(book, process) => true,
             Some(owner) => *owner == book.id,
             None => book.roots.contains(process),
         };
@@ -299,74 +309,81 @@ impl CheckerBooks {
         }
     }
 
-    /// The wrapper of a holder says how its hook went. What it says too late, or twice, changes nothing.
-    fn hooked(&mut self, now: Time, by: &Caller, lease: LeaseId, epoch: Fence, said: &MoverReport) -> EventCause {
-        let call = self.call(now, by, CallWord::Tell, lease, Some(epoch));
-        if !matches!(call, EventCause::Call(_, _, ExpectedAnswer::Yes(_))) {
+    /// A report of a wrapper about its hook. One that comes too late, or twice, changes nothing.
+    fn expect_hook_report(
+        &mut self,
+        now: Time,
+        by: &Caller,
+        lease: LeaseId,
+        fence: Fence,
+        said: &MoverReport,
+    ) -> EventCause {
+        let call = self.expect_call(now, by, CallWord::Status, lease, Some(fence));
+        if !matches!(call, EventCause::LeaseCall(_, _, ExpectedAnswer::Yes(_))) {
             return call;
         }
-        let has_hook = !self.voices(lease, Method::Hook).is_empty();
-        let due = match self.leases.get(&lease).map(|book| &book.at) {
-            Some(LeaseStage::Away(_, trip)) => match (trip.way, said) {
-                (MoveWay::Out, MoverReport::Parked(_) | MoverReport::Refused(_)) => {
-                    trip.rung == Method::Hook && has_hook
+        let has_hook = !self.movers_of(lease, Method::Hook).is_empty();
+        let due = match self.leases.get(&lease).map(|book| &book.stage) {
+            Some(LeaseStage::Park(_, park)) => match (park.way, said) {
+                (MoveWay::Leaving, MoverReport::Parked(_) | MoverReport::Refused(_)) => {
+                    park.method == Method::Hook && has_hook
                 }
-                (MoveWay::Back, MoverReport::Resumed | MoverReport::Refused(_)) => {
-                    trip.rung == Method::Hook && has_hook
+                (MoveWay::Returning, MoverReport::Resumed | MoverReport::Refused(_)) => {
+                    park.method == Method::Hook && has_hook
                 }
-                (MoveWay::Gone, MoverReport::Used) => true,
+                (MoveWay::Parked, MoverReport::Used) => true,
                 _ => false,
             },
             _ => false,
         };
-        if due { EventCause::Hooked(lease, self.heard(now, lease, Method::Hook, HOOK, said)) } else { call }
+        if due { EventCause::Hooked(lease, self.take_report(now, lease, Method::Hook, HOOK, said)) } else { call }
     }
 
-    /// Why nobody could take less, whatever is free.
-    fn unacceptable(&self, by: &Caller, lease: LeaseId) -> Option<Refusal> {
+    /// Why another size cannot be accepted, whatever is free.
+    fn expect_accept_refusal(&self, by: &Caller, lease: LeaseId) -> Option<Refusal> {
         let visible = |book: &&LeaseBook| by.operator || self.tenants[book.tenant].name == by.tenant;
-        match self.leases.get(&lease).filter(visible).map(|book| &book.at) {
+        match self.leases.get(&lease).filter(visible).map(|book| &book.stage) {
             None => Some(Refusal::NoSuchLease),
-            Some(LeaseStage::Held(held)) if held.over.is_some() => self.stopped(),
-            Some(LeaseStage::Held(_) | LeaseStage::Away(..)) => Some(Refusal::NotWaiting),
+            Some(LeaseStage::Held(held)) if held.overuse.is_some() => self.stopped(),
+            Some(LeaseStage::Held(_) | LeaseStage::Park(..)) => Some(Refusal::NotWaiting),
             Some(LeaseStage::Ending(..)) => Some(Refusal::Ended),
             Some(LeaseStage::Waiting(_)) => self.stopped(),
         }
     }
 
-    fn service(&self, by: &Caller, card: &str) -> EventAnswer {
-        match self.card(card) {
+    fn expect_service(&self, by: &Caller, gpu: &str) -> EventAnswer {
+        match self.gpu_number(gpu) {
             _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
             None => EventAnswer::Refused(Refusal::NoSuchCard),
             Some(_) => EventAnswer::Done,
         }
     }
 
-    /// Whether a card of its is to run empty.
-    fn drains(&self, held: &HeldBook) -> bool {
-        held.cards.iter().any(|card| self.cards[*card].draining)
+    /// True if a GPU of the lease is drained.
+    fn is_draining(&self, held: &HeldBook) -> bool {
+        held.gpus.iter().any(|gpu| self.gpus[*gpu].draining)
     }
 
-    fn worked(&mut self, now: Time, lease: LeaseId) -> EventCause {
-        let drains = self.leases.get(&lease).and_then(LeaseBook::held).is_some_and(|held| self.drains(held));
-        let nobody_waits = self.queue.is_empty() && !drains;
+    fn note_worked(&mut self, now: Time, lease: LeaseId) -> EventCause {
+        let drains = self.leases.get(&lease).and_then(LeaseBook::held).is_some_and(|held| self.is_draining(held));
+        let no_waiter = self.queue.is_empty() && !drains;
         let (_, surely) = self.renewal_window(lease);
         let Some(book) = self.leases.get_mut(&lease) else { return EventCause::Worked(lease, false) };
         (book.worked, book.worked_at) = (true, now);
-        if matches!(book.at, LeaseStage::Held(_)) {
+        if matches!(book.stage, LeaseStage::Held(_)) {
             book.hints = (Time::ZERO, 0);
         }
-        let due = match &book.at {
-            LeaseStage::Held(held) => now >= held.renewed + surely && now + book.ask.term.span() > held.until,
+        let due = match &book.stage {
+            LeaseStage::Held(held) => now >= held.renewed + surely && now + book.request.term.span() > held.until,
             _ => false,
         };
-        EventCause::Worked(lease, due && !book.fixed() && nobody_waits)
+        EventCause::Worked(lease, due && !book.has_fixed_term() && no_waiter)
     }
 
-    /// How long after its last renewal a used lease may be renewed, and surely is.
+    /// After how long since its last renewal a busy lease may be renewed, and must be.
     pub fn renewal_window(&self, lease: LeaseId) -> (Span, Span) {
         let Some(book) = self.leases.get(&lease) else { return (Span::ZERO, Span::ZERO) };
-        let term = book.ask.term.span();
+        let term = book.request.term.span();
         match self.policy.renewal {
             Renewal::At { percent, jitter } => {
                 let (percent, jitter) = (u64::from(percent), u64::from(jitter));
@@ -383,11 +400,11 @@ impl CheckerBooks {
         }
     }
 
-    /// Whether the answer is what the books say.
-    pub fn answered(&self, cause: &EventCause, answer: &EventAnswer, actions: &[Action]) -> Verdict {
+    /// Checks an answer.
+    pub fn check_answer(&self, cause: &EventCause, answer: &EventAnswer, actions: &[Action]) -> Verdict {
         let idle = || nothing_but_room(actions);
         match cause {
-            EventCause::Call(word, lease, ExpectedAnswer::Refusal(refusal)) => {
+            EventCause::LeaseCall(word, lease, ExpectedAnswer::Refusal(refusal)) => {
                 let rule = match refusal {
                     Refusal::NoSuchLease => 18,
                     Refusal::ProcessAway(_) => 2,
@@ -395,53 +412,55 @@ impl CheckerBooks {
                 };
                 let right = *answer == EventAnswer::Refused(refusal.clone());
                 must(rule, right, || format!("{word:?} {lease} is answered {answer:?} instead of {refusal:?}"))?;
-                must(rule, idle(), || format!("{word:?} {lease} is refused, and yet {actions:?}"))
+                must(rule, idle(), || format!("{word:?} {lease} is refused, but {actions:?}"))
             }
-            EventCause::Call(word, lease, ExpectedAnswer::Yes(renews)) => {
+            EventCause::LeaseCall(word, lease, ExpectedAnswer::Yes(renews)) => {
                 must(0, *answer == EventAnswer::Lease(*lease), || format!("{word:?} {lease} is answered {answer:?}"))?;
                 let renewed = |action: &Action| matches!(action, Action::Lease(LeaseAction::Renew { .. }));
-                must(8, !renews || actions.iter().any(renewed), || format!("{lease} was not renewed by its word"))
+                must(8, !renews || actions.iter().any(renewed), || format!("{lease} was not renewed by its call"))
             }
             EventCause::Service(right) => {
                 must(18, answer == right, || format!("answered {answer:?} instead of {right:?}"))?;
-                must(18, *right == EventAnswer::Done || idle(), || format!("refused, and yet {actions:?}"))
+                must(18, *right == EventAnswer::Done || idle(), || format!("refused, but {actions:?}"))
             }
             EventCause::LossAccepted(right) => {
                 must(18, answer == right, || format!("answered {answer:?} instead of {right:?}"))?;
                 let accepted = matches!(right, EventAnswer::LossAccepted(_));
-                must(18, accepted || idle(), || format!("refused, and yet {actions:?}"))
+                must(18, accepted || idle(), || format!("refused, but {actions:?}"))
             }
-            EventCause::Aside(expected) => self.answered_aside(expected, answer, actions),
+            EventCause::Aside(expected) => self.check_aside_answer(expected, answer, actions),
             EventCause::Accepted(lease, vram, gpus, refusal) => {
                 let granted = |action: &Action| matches!(action, Action::Lease(LeaseAction::Grant { lease: of, .. } | LeaseAction::Enlarge { lease: of, .. }) if of == lease);
                 let refused = matches!(answer, EventAnswer::Refused(_));
                 let right = refusal.as_ref().is_none_or(|refusal| *answer == EventAnswer::Refused(refusal.clone()));
-                must(18, right, || format!("{lease} would take less and is answered {answer:?}, not {refusal:?}"))?;
-                must(1, refused || actions.iter().any(granted), || {
-                    format!("{lease} takes {vram} of {gpus} cards and is granted nothing: {actions:?}")
+                must(18, right, || {
+                    format!("{lease} accepts another size and is answered {answer:?}, not {refusal:?}")
                 })?;
-                must(18, refusal.is_none() || idle(), || format!("{lease} is refused less, and yet {actions:?}"))
+                must(1, refused || actions.iter().any(granted), || {
+                    format!("{lease} accepts {vram} of {gpus} GPUs and is granted nothing: {actions:?}")
+                })?;
+                must(18, refusal.is_none() || idle(), || format!("{lease} is refused another size, but {actions:?}"))
             }
             EventCause::Hooked(lease, _) => {
                 must(0, *answer == EventAnswer::Lease(*lease), || format!("the hook of {lease} is answered {answer:?}"))
             }
-            EventCause::Park(lease, expect) => self.answered_park(*lease, expect, answer, actions),
+            EventCause::Park(lease, expect) => self.check_park_answer(*lease, expect, answer, actions),
             EventCause::Resume(lease, ExpectedAnswer::Refusal(refusal)) => {
                 let rule = if *refusal == Refusal::NoSuchLease { 18 } else { 7 };
                 let right = *answer == EventAnswer::Refused(refusal.clone());
                 must(rule, right, || format!("resuming {lease} is answered {answer:?} instead of {refusal:?}"))?;
-                must(rule, idle(), || format!("resuming {lease} is refused, and yet {actions:?}"))
+                must(rule, idle(), || format!("resuming {lease} is refused, but {actions:?}"))
             }
             EventCause::Resume(lease, ExpectedAnswer::Yes(_)) => {
                 must(0, *answer == EventAnswer::Lease(*lease), || format!("resuming {lease} is answered {answer:?}"))
             }
-            EventCause::Watched(watched) => self.answered_watched(watched, answer, actions),
-            EventCause::Asked { place, .. } => self.asked(*place, answer, actions),
+            EventCause::Unleased(watched) => self.check_unleased_answer(watched, answer, actions),
+            EventCause::Asked { place, .. } => self.check_request_answer(*place, answer, actions),
             _ => Ok(()),
         }
     }
 
-    fn asked(&self, place: bool, answer: &EventAnswer, actions: &[Action]) -> Verdict {
+    fn check_request_answer(&self, place: bool, answer: &EventAnswer, actions: &[Action]) -> Verdict {
         let queued = actions.iter().find_map(|action| match action {
             Action::Lease(LeaseAction::Queue { lease, .. }) => Some(*lease),
             _ => None,
@@ -452,15 +471,15 @@ impl CheckerBooks {
         })?;
         match (answer, queued) {
             (EventAnswer::Lease(told), Some(queued)) => {
-                must(0, *told == queued, || format!("{told} was told for {queued}"))
+                must(0, *told == queued, || format!("{told} was answered for {queued}"))
             }
             (EventAnswer::Refused(_), None) => Ok(()),
             (EventAnswer::Refused(_), Some(queued)) => {
-                // Others were served while it was in the queue: that cannot be told without it.
+                // Other leases were served while it was in the queue, which the log cannot tell without it.
                 let others = actions.iter().any(|action| action.lease().is_some_and(|lease| lease != queued));
                 must(19, others, || format!("a refused request left {queued} in the log: {actions:?}"))
             }
-            _ => must(10, false, || format!("an ask was answered {answer:?} with {actions:?}")),
+            _ => must(10, false, || format!("a request was answered {answer:?} with {actions:?}")),
         }
     }
 }

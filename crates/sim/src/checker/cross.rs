@@ -1,12 +1,13 @@
-//! Now and then everything is compared: the books, the state, the disk.
+//! Compares everything now and then: the books, the state, the disk.
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
 use super::park::MoveWay;
 use super::{Checker, Verdict, must};
 use crate::disk::SimDisk;
 use sublet_core::State;
-use sublet_core::explain;
 use sublet_core::ids::{GpuId, LeaseId};
+use sublet_core::policy::estimates;
+use sublet_core::policy::explain;
 use sublet_core::rows::{Hold, Lease, Phase};
 use sublet_core::units::{Bytes, Time};
 
@@ -14,13 +15,13 @@ impl Checker {
     /// Compares all there is.
     pub fn cross_check(&mut self, now: Time, state: &State, disk: &SimDisk) -> Verdict {
         self.check_disk(disk)?;
-        self.forget_told(disk)?;
+        self.drop_answered_facts(disk)?;
         self.books.check_leases(state)?;
         self.books.check_cards(now, state)?;
         self.books.check_aside_rows(state)?;
         self.books.check_sizes(state)?;
         self.books.check_record(state)?;
-        self.books.check_abroad(state)?;
+        self.books.check_off_lease_list(state)?;
         explained(now, state);
         Ok(())
     }
@@ -50,19 +51,19 @@ impl CheckerBooks {
     }
 
     fn check_cards(&self, now: Time, state: &State) -> Verdict {
-        for (number, card) in self.cards.iter().enumerate() {
-            let (theirs, own) = (state.promisable(GpuId(number as u16), now), self.promisable(card, now));
-            must(1, theirs == own, || format!("card {number} can promise {theirs}, and by the books {own}"))?;
+        for (number, gpu) in self.gpus.iter().enumerate() {
+            let (theirs, own) = (state.promisable(GpuId(number as u16), now), self.promisable(gpu, now));
+            must(1, theirs == own, || format!("GPU {number} can promise {theirs}, and by the books {own}"))?;
             let claims = state.room(GpuId(number as u16)).leases();
-            must(1, claims.keys().eq(card.claims.keys()), || format!("card {number} has claims {claims:?}"))?;
+            must(1, claims.keys().eq(gpu.claims.keys()), || format!("GPU {number} has claims {claims:?}"))?;
         }
         Ok(())
     }
 
-    /// What ended leaves nothing behind.
+    /// Checks that what ended leaves nothing behind.
     fn check_sizes(&self, state: &State) -> Verdict {
-        let left = self.gone.iter().find(|lease| state.readings(**lease).is_some());
-        must(19, left.is_none(), || format!("{left:?} is over, and something of it is kept"))?;
+        let left = self.retired.iter().find(|lease| state.readings(**lease).is_some());
+        must(19, left.is_none(), || format!("{left:?} is over, and some of it is kept"))?;
         let missing = self.leases.keys().find(|lease| state.readings(**lease).is_none());
         must(19, missing.is_none(), || format!("nothing is known of {missing:?}"))?;
         for (number, tenant) in self.tenants.iter().enumerate() {
@@ -76,8 +77,8 @@ impl CheckerBooks {
             .tenants
             .iter()
             .zip(rows)
-            .find(|(tenant, row)| (tenant.mark, tenant.turn) != (row.debt_clock, row.first_since));
-        must(9, owing.is_none(), || format!("the mark of a tenant is not what was charged: {owing:?}"))?;
+            .find(|(tenant, row)| (tenant.debt_clock, tenant.first_since) != (row.debt_clock, row.first_since));
+        must(9, owing.is_none(), || format!("the debt clock of a tenant is not what was charged: {owing:?}"))?;
         let theirs: Vec<LeaseId> = state.queue().all_waiters().take(8).map(|(lease, _)| lease).collect();
         let ours: Vec<LeaseId> = self.in_order().take(8).collect();
         must(9, theirs == ours, || format!("the queue is {theirs:?}, and by the rule {ours:?}"))?;
@@ -89,40 +90,40 @@ impl CheckerBooks {
 fn same(row: &Lease, book: &LeaseBook) -> bool {
     let tenant = row.tenant.0 as usize == book.tenant;
     tenant
-        && match (&row.phase, &book.at) {
+        && match (&row.phase, &book.stage) {
             (Phase::Waiting { give_up }, LeaseStage::Waiting(at)) => give_up == at,
             (Phase::Active(hold), LeaseStage::Held(held)) | (Phase::Ending(hold, _), LeaseStage::Ending(held, ..)) => {
                 same_hold(hold, held)
             }
-            (Phase::Parking(hold, away), LeaseStage::Away(held, trip)) => {
-                same_hold(hold, held) && trip.way == MoveWay::Out && trip.is(away)
+            (Phase::Parking(hold, away), LeaseStage::Park(held, park)) => {
+                same_hold(hold, held) && park.way == MoveWay::Leaving && park.matches_row(away)
             }
-            (Phase::Parked(hold, away), LeaseStage::Away(held, trip)) => {
-                same_hold(hold, held) && trip.way == MoveWay::Gone && trip.is(away)
+            (Phase::Parked(hold, away), LeaseStage::Park(held, park)) => {
+                same_hold(hold, held) && park.way == MoveWay::Parked && park.matches_row(away)
             }
-            (Phase::Resuming(hold, away), LeaseStage::Away(held, trip)) => {
-                same_hold(hold, held) && trip.way == MoveWay::Back && trip.is(away)
+            (Phase::Resuming(hold, away), LeaseStage::Park(held, park)) => {
+                same_hold(hold, held) && park.way == MoveWay::Returning && park.matches_row(away)
             }
             _ => false,
         }
 }
 
 fn same_hold(hold: &Hold, held: &HeldBook) -> bool {
-    (hold.fence, hold.vram, hold.granted, hold.until) == (held.epoch, held.vram, held.granted, held.until)
-        && (hold.booked_host_memory(), hold.slice_began(), hold.notice) == (held.booked, held.began, held.notice)
-        && hold.overuse().map(|over| (over.since, over.seen_bytes)) == held.over
-        && hold.prepaid == held.paid
+    (hold.fence, hold.vram, hold.granted, hold.until) == (held.fence, held.vram, held.granted, held.until)
+        && (hold.booked_host_memory(), hold.slice_began(), hold.notice) == (held.booked, held.slice_began, held.notice)
+        && hold.overuse().map(|over| (over.since, over.seen_bytes)) == held.overuse
+        && hold.prepaid == held.prepaid
 }
 
-/// Asking why must work at any time.
+/// Explaining a wait must work at any time.
 fn explained(now: Time, state: &State) {
     let _ = explain::places(state);
-    let _ = explain::estimates(state, now);
+    let _ = estimates::estimates(state, now);
     let first: Vec<LeaseId> = state.queue().iter().take(3).map(|(lease, _)| lease).collect();
     for lease in first {
         let _ = explain::ahead(state, lease);
         if let Some(row) = state.lease(lease) {
-            state.gpus().for_each(|card| drop(explain::obstacle(state, row, card, now)));
+            state.gpus().for_each(|gpu| drop(explain::obstacle(state, row, gpu, now)));
         }
     }
 }

@@ -1,11 +1,11 @@
-//! One action after the other: whether it may happen now, and then the books have it.
+//! Checks one action after the other: whether it may happen now; then the books take it.
 //!
 //! Actions about unleased processes are in [`super::enforce`].
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
 use super::calls::{CallWord, EventCause, ExpectedAnswer};
 use super::ends::PendingEnd;
-use super::park::{BackoffBook, HOOK, MoverBook, SILENT};
+use super::park::{BackoffBook, HOOK, MoverBook, UNHEARD};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::facts::{DaemonAction, GpuAction, LeaseAction, TenantAction};
@@ -16,7 +16,7 @@ use sublet_core::rows::{EndReason, GpuService};
 use sublet_core::units::{Bytes, Span, Time};
 
 impl CheckerBooks {
-    /// Checks an action and takes it in.
+    /// Checks an action and takes it.
     pub fn act(&mut self, now: Time, cause: &EventCause, action: &Action) -> Verdict {
         if let EventCause::Listed(uuids) = cause
             && !matches!(
@@ -40,13 +40,13 @@ impl CheckerBooks {
         match action {
             DaemonAction::Start { boot, fence_floor: epoch_floor, lease_floor, .. } => {
                 must(17, matches!(cause, EventCause::Started(..)) && *boot == self.boot, || format!("{action:?}"))?;
-                self.next_epoch = self.next_epoch.max(epoch_floor.0);
+                self.next_fence = self.next_fence.max(epoch_floor.0);
                 self.next_lease = self.next_lease.max(*lease_floor);
                 Ok(())
             }
             DaemonAction::GrantGrace { from, until } => {
                 let right = *from == now && *until == now + self.policy.grace;
-                must(8, self.absent && right, || format!("{action:?} for no absence, or of a wrong length"))
+                must(8, self.was_absent && right, || format!("{action:?} without an absence, or of a wrong length"))
             }
             DaemonAction::BeginDay { .. } => must(0, false, || format!("{action:?}: the simulation has no days")),
             DaemonAction::AcceptLoss { loss } => self.accept_loss(cause, *loss),
@@ -57,22 +57,22 @@ impl CheckerBooks {
         match action {
             GpuAction::SetFacts { gpu: card, facts } => {
                 must(0, matches!(cause, EventCause::Listed(_)), || format!("{action:?}"))?;
-                self.put_card(usize::from(card.0), facts);
+                self.set_gpu_facts(usize::from(card.0), facts);
                 Ok(())
             }
             GpuAction::SetService { gpu: card, service } => {
                 let fits = match cause {
-                    _ if self.is_survived(now, cause, usize::from(card.0), service) => true,
-                    _ if *service != GpuService::In && self.is_haunted_by_stranger(usize::from(card.0)) => true,
+                    _ if self.is_out_for_survivor(now, cause, usize::from(card.0), service) => true,
+                    _ if *service != GpuService::In && self.has_survivor(usize::from(card.0)) => true,
                     EventCause::Service(_) => true,
                     EventCause::Observed(seen, lost) => *lost && *seen == Some(usize::from(card.0)),
                     _ => false,
                 };
                 must(0, fits, || format!("{action:?} after {cause:?}"))?;
-                self.serve(usize::from(card.0), service);
+                self.set_service(usize::from(card.0), service);
                 Ok(())
             }
-            GpuAction::SetAside { gpu: card, aside } => self.set_aside(cause, usize::from(card.0), aside),
+            GpuAction::SetAside { gpu: card, aside } => self.take_aside(cause, usize::from(card.0), aside),
             GpuAction::EndAside { .. } => self.end_aside(now, cause, action),
             GpuAction::SetMode { gpu, mode } => self.set_mode(cause, usize::from(gpu.0), *mode),
         }
@@ -84,8 +84,8 @@ impl CheckerBooks {
                 let asked = matches!(cause, EventCause::Asked { tenant: by, .. } if by == name);
                 let fits = asked || self.is_enrolled_by_adoption(now, cause, name);
                 must(0, fits && tenant.0 as usize == self.tenants.len(), || format!("{action:?}"))?;
-                self.enrol(name);
-                self.watch.enrolled.push(name.clone());
+                self.add_tenant(name);
+                self.unleased.new_users.push(name.clone());
                 Ok(())
             }
             TenantAction::SetGroups { .. } => must(0, false, || format!("{action:?}: the simulation has no groups")),
@@ -95,39 +95,41 @@ impl CheckerBooks {
     fn act_on_lease(&mut self, now: Time, cause: &EventCause, action: &LeaseAction) -> Verdict {
         match action {
             LeaseAction::GiveNotice { lease, room_for, .. } if lease == room_for => {
-                self.term_notice(now, cause, *lease, action)
+                self.take_term_notice(now, cause, *lease, action)
             }
             LeaseAction::GiveNotice { lease, room_for, .. } => {
-                self.makes_room_for(Some(*room_for));
-                self.notice(now, cause, *lease, action)
+                self.note_first_waiter(Some(*room_for));
+                self.take_notice(now, cause, *lease, action)
             }
-            LeaseAction::CancelNotice { lease } => self.spare(now, cause, *lease),
-            LeaseAction::FlagOveruse { lease, at, seen_bytes: seen } => self.over(now, cause, *lease, *at, *seen),
-            LeaseAction::ClearOveruse { lease } => self.within(cause, *lease),
+            LeaseAction::CancelNotice { lease } => self.take_spare(now, cause, *lease),
+            LeaseAction::FlagOveruse { lease, at, seen_bytes: seen } => {
+                self.take_overuse(now, cause, *lease, *at, *seen)
+            }
+            LeaseAction::ClearOveruse { lease } => self.take_within_lease(cause, *lease),
             LeaseAction::Enlarge { lease, at, vram, debt_clock: mark } => {
-                self.grow(now, cause, *lease, *at, (*vram, *mark))
+                self.take_growth(now, cause, *lease, *at, (*vram, *mark))
             }
-            LeaseAction::Signal { lease, .. } => self.signal(now, cause, *lease, action),
+            LeaseAction::Signal { lease, .. } => self.take_signal(now, cause, *lease, action),
             LeaseAction::Park { lease, room_for, .. } => {
-                self.makes_room_for(*room_for);
-                self.forget_excess(*lease);
+                self.note_first_waiter(*room_for);
+                self.forget_overuse(*lease);
                 self.park(now, cause, *lease, action)
             }
             LeaseAction::Unpark { lease, at, why } => self.unpark(now, cause, *lease, *at, why),
             LeaseAction::FinishPark { lease, at, debt_clock: mark } => self.parked(now, *lease, *at, *mark),
-            LeaseAction::QueueParked { lease, .. } => self.want(now, cause, *lease, action),
+            LeaseAction::QueueParked { lease, .. } => self.queue_parked(now, cause, *lease, action),
             LeaseAction::Resume { lease, at, .. } => {
-                must(14, *at == now, || format!("{lease} has its cards again at {at}, and it is {now}"))?;
+                must(14, *at == now, || format!("{lease} is resumed at {at}, and it is {now}"))?;
                 self.resume(now, *lease, action)
             }
             LeaseAction::ParkAgain { lease, at } => self.retreat(now, cause, *lease, *at),
             LeaseAction::RemoveContexts { lease, at, processes, booked } => {
-                self.deepen(now, cause, *lease, *at, processes, *booked)
+                self.move_contexts(now, cause, *lease, *at, processes, *booked)
             }
-            LeaseAction::KeepContexts { lease, at, .. } => self.shallow(now, cause, *lease, *at),
+            LeaseAction::KeepContexts { lease, at, .. } => self.keep_contexts(now, cause, *lease, *at),
             LeaseAction::RecordDeath { lease, at, .. } => {
-                let heard = matches!(cause, EventCause::Said(of, CallWord::Die) if of == lease);
-                let is_over = self.leases.get(lease).is_some_and(|book| matches!(book.at, LeaseStage::Ending(..)));
+                let heard = matches!(cause, EventCause::Reported(of, CallWord::DiedParking) if of == lease);
+                let is_over = self.leases.get(lease).is_some_and(|book| matches!(book.stage, LeaseStage::Ending(..)));
                 must(15, heard && is_over && *at == now, || format!("{action:?} after {cause:?}"))
             }
             LeaseAction::FinishResume { lease, at } => self.resumed(now, cause, *lease, *at),
@@ -135,34 +137,34 @@ impl CheckerBooks {
                 let adopts = self.is_adoption(now, cause, *lease, ask, *root);
                 let asked = matches!(cause, EventCause::Asked { .. }) || adopts;
                 let fits = asked && *at == now && *give_up >= now && token.is_none();
-                let is_stranger = root.is_some_and(|root| self.watch.of(root).is_some());
+                let is_stranger = root.is_some_and(|root| self.unleased.id_of(root).is_some());
                 must(20, asked || !is_stranger, || format!("{action:?}, and it is not to be adopted"))?;
                 must(0, fits && lease.0 >= self.next_lease, || format!("{action:?}"))?;
                 self.next_lease = lease.0 + 1;
                 let (tenant, bound, at) = (tenant.0 as usize, root.is_some(), LeaseStage::Waiting(*give_up));
-                let (id, asked, wish, rests) = (*lease, now, ask.clone(), BackoffBook::default());
+                let (id, asked, vram_wanted, rests) = (*lease, now, ask.clone(), BackoffBook::default());
                 let (worked, worked_at, counted, doom) = (false, Time::ZERO, false, None);
                 let book = LeaseBook {
                     id,
                     tenant,
-                    ask: wish,
-                    asked,
+                    request: vram_wanted,
+                    requested_at: asked,
                     bound,
                     worked,
                     worked_at,
-                    rests,
+                    backoff: rests,
                     hints: (Time::ZERO, 0),
                     roots: Vec::new(),
-                    counted,
-                    doom,
-                    at,
+                    members_known: counted,
+                    pending_end: doom,
+                    stage: at,
                 };
                 self.insert(*lease, book);
                 if let Some(root) = root {
                     self.add_member(*lease, *root);
                 }
                 must(9, adopts || self.satisfiable(tenant, ask), || {
-                    format!("{lease} waits for what can never be: {ask:?}")
+                    format!("{lease} waits for what can never be granted: {ask:?}")
                 })
             }
             LeaseAction::Grant {
@@ -180,39 +182,40 @@ impl CheckerBooks {
                 must(0, *at == now, || format!("{lease} is granted at {at}, and it is {now}"))?;
                 let cards: Vec<usize> = cards.iter().map(|card| usize::from(card.0)).collect();
                 let held = HeldBook {
-                    cards,
+                    gpus: cards,
                     vram: *vram,
-                    epoch: *epoch,
+                    fence: *epoch,
                     granted: now,
                     renewed: now,
                     until: *until,
                     idle: false,
-                    paid: Span::ZERO,
-                    before: *before,
-                    began: now,
+                    prepaid: Span::ZERO,
+                    not_beyond: *before,
+                    slice_began: now,
                     stopped: None,
                     spent: (0, 0),
                     booked: Bytes::ZERO,
-                    moved: false,
+                    was_moved: false,
                     notice: None,
-                    over: None,
-                    sized: now,
-                    less: 0,
+                    overuse: None,
+                    resized_at: now,
+                    uncharged: 0,
                 };
-                self.grant(now, cause, *lease, held, (*mark, *turn))
+                self.take_grant(now, cause, *lease, held, (*mark, *turn))
             }
             LeaseAction::Renew { lease, at, until, idle, debt_clock: mark, not_beyond: before } => {
                 self.check_renewal(now, cause, *lease, *at, *until, *idle)?;
                 let due = self.leases.get(lease).and_then(|book| {
                     let held = book.held()?;
-                    Some(self.charged(now, book.tenant, held.vram, held.cards.len(), until.since(held.until)))
+                    Some(self.debt_clock_after(now, book.tenant, held.vram, held.gpus.len(), until.since(held.until)))
                 });
-                let paid = self.charge(now, *lease, *mark, due.unwrap_or_default())?;
+                let paid = self.check_charge(now, *lease, *mark, due.unwrap_or_default())?;
                 self.set_until(*lease, now, *until, *idle, paid, *before);
                 Ok(())
             }
             LeaseAction::Bind { lease, process } => {
-                let fits = matches!(cause, EventCause::Call(CallWord::Bind, of, ExpectedAnswer::Yes(_)) if of == lease);
+                let fits =
+                    matches!(cause, EventCause::LeaseCall(CallWord::Bind, of, ExpectedAnswer::Yes(_)) if of == lease);
                 must(7, fits, || format!("{action:?} after {cause:?}"))?;
                 self.add_member(*lease, *process);
                 Ok(())
@@ -220,102 +223,106 @@ impl CheckerBooks {
             LeaseAction::End { lease, reason, at, debt_clock: mark, first_since: turn, .. } => {
                 must(14, *at == now, || format!("{lease} ends at {at}, and it is {now}"))?;
                 self.check_end(now, cause, *lease, *reason)?;
-                self.give_back(now, *lease, *mark)?;
-                self.take_turn(now, *lease, *turn)?;
-                self.end(now, *lease, *reason);
+                self.check_refund(now, *lease, *mark)?;
+                self.check_first_since(now, *lease, *turn)?;
+                self.take_end(now, *lease, *reason);
                 Ok(())
             }
-            LeaseAction::Retire { lease, .. } => self.retire(*lease, matches!(cause, EventCause::Started(true, _))),
+            LeaseAction::Retire { lease, .. } => {
+                self.take_retire(*lease, matches!(cause, EventCause::Started(true, _)))
+            }
         }
     }
 
-    /// These cards are listed, and no others.
+    /// These GPUs are listed, and no others.
     pub fn set_listed(&mut self, uuids: &[String]) {
-        for card in &mut self.cards {
-            card.listed = uuids.contains(&card.facts.uuid);
+        for gpu in &mut self.gpus {
+            gpu.listed = uuids.contains(&gpu.facts.uuid);
         }
     }
 
-    fn grant(
+    fn take_grant(
         &mut self,
         now: Time,
         cause: &EventCause,
         lease: LeaseId,
         mut held: HeldBook,
-        (mark, turn): (Option<Time>, Option<Time>),
+        (debt_clock, turn): (Option<Time>, Option<Time>),
     ) -> Verdict {
         must(11, !self.is_stopped(), || format!("{lease} is granted while nothing may be granted"))?;
-        let Some(book) = self.leases.get(&lease).filter(|book| matches!(book.at, LeaseStage::Waiting(_))) else {
+        let Some(book) = self.leases.get(&lease).filter(|book| matches!(book.stage, LeaseStage::Waiting(_))) else {
             return must(1, false, || format!("{lease} is granted and did not wait"));
         };
-        must(7, held.epoch.0 >= self.next_epoch, || {
-            format!("{lease} is granted with epoch {}, and {} was next", held.epoch, self.next_epoch)
+        must(7, held.fence.0 >= self.next_fence, || {
+            format!("{lease} is granted with fence {}, and {} was next", held.fence, self.next_fence)
         })?;
-        let term = now + book.ask.term.span();
+        let term = now + book.request.term.span();
         must(8, held.until == term, || format!("{lease} is granted until {}, not {term}", held.until))?;
         let taken;
         let book = match cause {
-            // It takes just that, and what it waited for counts no more.
+            // The lease takes just the accepted size, and its request counts no more.
             EventCause::Accepted(of, vram, gpus, None)
-                if *of == lease && held.vram == *vram && held.cards.len() == usize::from(*gpus) =>
+                if *of == lease && held.vram == *vram && held.gpus.len() == usize::from(*gpus) =>
             {
-                let less = *gpus <= book.ask.gpus && !matches!(book.ask.vram, Vram::Bytes(asked) if *vram > asked);
-                must(1, less, || format!("{lease} gets more than it asked for: {vram} of {gpus} cards"))?;
-                let ask = LeaseRequest { vram: Vram::Bytes(*vram), gpus: *gpus, at_least: None, ..book.ask.clone() };
-                taken = LeaseBook { ask, ..book.clone() };
+                let less =
+                    *gpus <= book.request.gpus && !matches!(book.request.vram, Vram::Bytes(asked) if *vram > asked);
+                must(1, less, || format!("{lease} gets more than it requested: {vram} of {gpus} GPUs"))?;
+                let request =
+                    LeaseRequest { vram: Vram::Bytes(*vram), gpus: *gpus, at_least: None, ..book.request.clone() };
+                taken = LeaseBook { request, ..book.clone() };
                 &taken
             }
             _ => book,
         };
-        if self.watch.adopting.is_some_and(|(of, _)| of == lease) {
+        if self.unleased.adopting.is_some_and(|(of, _)| of == lease) {
             self.check_adoption(now, lease, book, &held)?;
         } else {
-            self.check_room(now, lease, book, &held.cards, held.vram)?;
+            self.check_room(now, lease, book, &held.gpus, held.vram)?;
             self.check_order(now, lease, &held, book)?;
         }
-        let due = self.charged(now, book.tenant, held.vram, held.cards.len(), held.until.since(now));
-        held.paid = self.charge(now, lease, mark, due)?;
-        self.take_turn(now, lease, turn)?;
-        self.next_epoch = held.epoch.0 + 1;
+        let due = self.debt_clock_after(now, book.tenant, held.vram, held.gpus.len(), held.until.since(now));
+        held.prepaid = self.check_charge(now, lease, debt_clock, due)?;
+        self.check_first_since(now, lease, turn)?;
+        self.next_fence = held.fence.0 + 1;
         if let Some(book) = self.remove(lease) {
-            if book.ask.has_hook {
-                let voice = MoverBook { word: now, ..SILENT };
-                self.voices.entry((lease, Method::Hook)).or_default().insert(HOOK, voice);
+            if book.request.has_hook {
+                let mover = MoverBook { reported_at: now, ..UNHEARD };
+                self.movers.entry((lease, Method::Hook)).or_default().insert(HOOK, mover);
             }
-            self.insert(lease, LeaseBook { at: LeaseStage::Held(held), ..book });
+            self.insert(lease, LeaseBook { stage: LeaseStage::Held(held), ..book });
         }
         Ok(())
     }
 
-    fn end(&mut self, now: Time, lease: LeaseId, reason: EndReason) {
+    fn take_end(&mut self, now: Time, lease: LeaseId, reason: EndReason) {
         let Some(mut book) = self.remove(lease) else { return };
         if matches!(reason, EndReason::Preempted | EndReason::OverUse) {
-            book.doom = Some(PendingEnd { signal: None, from: now, sent: false });
+            book.pending_end = Some(PendingEnd { signal: None, next_from: now, is_ours: false });
         }
-        if let LeaseStage::Away(_, trip) = &mut book.at {
-            book.ask = trip.first.take().unwrap_or(book.ask);
+        if let LeaseStage::Park(_, park) = &mut book.stage {
+            book.request = park.first_request.take().unwrap_or(book.request);
         }
-        match book.at {
-            LeaseStage::Waiting(_) => self.forget(lease),
-            LeaseStage::Held(held) | LeaseStage::Away(held, _) => {
-                let held = HeldBook { notice: None, over: None, ..held };
-                let unseen = held.cards.iter().fold(0, |mask, card| mask | 1 << card);
-                self.insert(lease, LeaseBook { at: LeaseStage::Ending(held, now, unseen), ..book });
+        match book.stage {
+            LeaseStage::Waiting(_) => self.retire_books(lease),
+            LeaseStage::Held(held) | LeaseStage::Park(held, _) => {
+                let held = HeldBook { notice: None, overuse: None, ..held };
+                let unseen = held.gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
+                self.insert(lease, LeaseBook { stage: LeaseStage::Ending(held, now, unseen), ..book });
             }
             LeaseStage::Ending(..) => self.insert(lease, book),
         }
     }
 
-    fn retire(&mut self, lease: LeaseId, rebooted: bool) -> Verdict {
-        match self.leases.get(&lease).map(|book| &book.at) {
-            // No byte outlives a boot.
+    fn take_retire(&mut self, lease: LeaseId, rebooted: bool) -> Verdict {
+        match self.leases.get(&lease).map(|book| &book.stage) {
+            // No byte survives a boot.
             Some(LeaseStage::Ending(_, _, unseen)) if *unseen == 0 || rebooted => {
                 self.remove(lease);
-                self.forget(lease);
+                self.retire_books(lease);
                 Ok(())
             }
             Some(LeaseStage::Ending(_, ended, unseen)) => {
-                must(4, false, || format!("{lease}, over since {ended}, is retired; not seen since: cards {unseen:b}"))
+                must(4, false, || format!("{lease}, over since {ended}, is retired; not read since: GPUs {unseen:b}"))
             }
             other => must(4, false, || format!("{lease} is retired: {other:?}")),
         }
@@ -325,35 +332,35 @@ impl CheckerBooks {
         let Some(book) = self.leases.get(&lease) else {
             return must(14, false, || format!("{lease} ends and is not there"));
         };
-        must(14, !matches!(book.at, LeaseStage::Ending(..)), || format!("{lease} ends twice"))?;
+        must(14, !matches!(book.stage, LeaseStage::Ending(..)), || format!("{lease} ends twice"))?;
         let started = matches!(cause, EventCause::Started(..));
         must(17, !started || reason == EndReason::HostRebooted, || format!("a start ends {lease}: {reason:?}"))?;
         let is_release =
-            matches!(cause, EventCause::Call(CallWord::Release, of, ExpectedAnswer::Yes(_)) if *of == lease);
-        let is_exit = matches!(cause, EventCause::Gone(of) if *of == lease);
-        let is_last = self.voices(lease, Method::Shim).is_empty();
-        let died = is_last && matches!(&book.at, LeaseStage::Away(_, trip) if trip.died.is_some());
+            matches!(cause, EventCause::LeaseCall(CallWord::Release, of, ExpectedAnswer::Yes(_)) if *of == lease);
+        let is_exit = matches!(cause, EventCause::HolderExited(of) if *of == lease);
+        let is_last = self.movers_of(lease, Method::Shim).is_empty();
+        let died = is_last && matches!(&book.stage, LeaseStage::Park(_, park) if park.died.is_some());
         let fits = match reason {
             EndReason::Released => is_release && !died,
             EndReason::HolderExited => is_exit && !died,
             EndReason::DiedParking => (is_release || is_exit) && died,
             EndReason::Revoked => {
-                matches!(cause, EventCause::Call(CallWord::Revoke, of, ExpectedAnswer::Yes(_)) if *of == lease)
+                matches!(cause, EventCause::LeaseCall(CallWord::RevokeByOperator, of, ExpectedAnswer::Yes(_)) if *of == lease)
             }
             EndReason::HostRebooted => {
                 matches!(cause, EventCause::Started(true, _))
-                    && matches!(book.at, LeaseStage::Held(_) | LeaseStage::Away(..))
+                    && matches!(book.stage, LeaseStage::Held(_) | LeaseStage::Park(..))
             }
             EndReason::DeviceLost => match cause {
-                EventCause::Observed(Some(card), true) => book.held().is_some_and(|held| held.cards.contains(card)),
+                EventCause::Observed(Some(gpu), true) => book.held().is_some_and(|held| held.gpus.contains(gpu)),
                 _ => false,
             },
-            EndReason::RestoreFailed => matches!(cause, EventCause::Said(of, CallWord::Lose) if *of == lease),
-            EndReason::NotMoved => self.watch.unmoving.contains(&lease),
+            EndReason::RestoreFailed => matches!(cause, EventCause::Reported(of, CallWord::StateLost) if *of == lease),
+            EndReason::NotMoved => self.unleased.leases_to_end.contains(&lease),
             EndReason::Budget => false,
             EndReason::Preempted => return self.check_preemption(now, cause, lease, book),
-            EndReason::OverUse => return self.check_over_end(now, cause, lease, book),
-            EndReason::ParkExpired => return self.check_park_over(now, cause, lease, book),
+            EndReason::OverUse => return self.check_overuse_end(now, cause, lease, book),
+            EndReason::ParkExpired => return self.check_park_expired(now, cause, lease, book),
             EndReason::Expired | EndReason::HoldCap | EndReason::TermOver | EndReason::WaitOver => {
                 return self.check_expiry(now, cause, lease, book, reason);
             }

@@ -7,12 +7,12 @@ use sublet_core::event::{Caller, EventAnswer, Refusal};
 use sublet_core::loss::Loss;
 
 impl CheckerBooks {
-    /// Why nothing may be granted now.
+    /// Why nothing may be granted now; `None` if grants are allowed.
     pub fn stopped(&self) -> Option<Refusal> {
         if self.disk_full { Some(Refusal::DiskFull) } else { self.loss.map(Refusal::LossNotAccepted) }
     }
 
-    /// Whether nothing may be granted now.
+    /// True if nothing may be granted now.
     pub fn is_stopped(&self) -> bool {
         self.stopped().is_some()
     }
@@ -26,7 +26,7 @@ impl CheckerBooks {
         }
     }
 
-    /// The loss is on the record as accepted.
+    /// Takes the record that the loss was accepted.
     pub fn accept_loss(&mut self, cause: &EventCause, loss: Loss) -> Verdict {
         let asked = matches!(cause, EventCause::LossAccepted(EventAnswer::LossAccepted(asked)) if *asked == loss);
         must(15, asked, || format!("{loss:?} is accepted after {cause:?}"))?;

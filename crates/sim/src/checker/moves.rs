@@ -1,46 +1,53 @@
-//! Rules 8, 9 and 14 for holders that leave their cards and come back: nothing is on its way for ever.
+//! Rules 8, 9 and 14 for leases that are parked and resumed: no move takes for ever.
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
 use super::calls::{CallWord, EventCause};
-use super::park::{LOOKS, MoveBook, MoveWay};
+use super::park::{MoveBook, MoveWay, READINGS};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::facts::LeaseAction;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::rows::EndReason;
 use sublet_core::units::{Span, Time};
 
 impl CheckerBooks {
-    /// In which way a holder left its cards, or leaves them.
-    pub fn rung_of(&self, lease: LeaseId) -> Option<Method> {
-        match &self.leases.get(&lease)?.at {
-            LeaseStage::Away(_, trip) => Some(trip.rung),
+    /// The method by which a lease is parked.
+    pub fn method_of(&self, lease: LeaseId) -> Option<Method> {
+        match &self.leases.get(&lease)?.stage {
+            LeaseStage::Park(_, park) => Some(park.method),
             _ => None,
         }
     }
 
-    /// Whether a program of a holder that leaves refuses something, and is in host memory: that was about coming back.
-    pub(super) fn is_outdated(&self, lease: LeaseId, rung: Method, process: &ProcKey, said: &MoverReport) -> bool {
-        let at = self.leases.get(&lease).map(|book| &book.at);
-        let leaves = matches!(at, Some(LeaseStage::Away(_, trip)) if trip.way == MoveWay::Out);
-        let parked = self.voices(lease, rung).get(process).is_some_and(|voice| voice.parked.is_some());
+    /// True if a program of a lease that is parking refuses something though it is in host memory: that was about
+    /// resuming.
+    pub(super) fn is_outdated_refusal(
+        &self,
+        lease: LeaseId,
+        method: Method,
+        process: &ProcKey,
+        said: &MoverReport,
+    ) -> bool {
+        let at = self.leases.get(&lease).map(|book| &book.stage);
+        let leaves = matches!(at, Some(LeaseStage::Park(_, park)) if park.way == MoveWay::Leaving);
+        let parked = self.movers_of(lease, method).get(process).is_some_and(|mover| mover.parked.is_some());
         leaves && parked && matches!(said, MoverReport::Refused(_) | MoverReport::Outgrown(_))
     }
 
-    /// Since when a holder is on its way off its cards, or back to them.
-    pub fn moves_since(&self, lease: LeaseId) -> Option<Time> {
-        match &self.leases.get(&lease)?.at {
-            LeaseStage::Away(_, trip) if trip.way != MoveWay::Gone => Some(trip.since),
+    /// Since when a lease is parking or resuming.
+    pub fn moving_since(&self, lease: LeaseId) -> Option<Time> {
+        match &self.leases.get(&lease)?.stage {
+            LeaseStage::Park(_, park) if park.way != MoveWay::Parked => Some(park.since),
             _ => None,
         }
     }
 
-    /// A holder was parked as long as anything may be.
-    pub fn check_park_over(&self, now: Time, cause: &EventCause, lease: LeaseId, book: &LeaseBook) -> Verdict {
-        let over = match &book.at {
-            LeaseStage::Away(held, trip) => trip.way == MoveWay::Gone && self.is_gone_too_long(now, held, trip),
+    /// Checks that a lease was parked for as long as any may be.
+    pub fn check_park_expired(&self, now: Time, cause: &EventCause, lease: LeaseId, book: &LeaseBook) -> Verdict {
+        let over = match &book.stage {
+            LeaseStage::Park(held, park) => park.way == MoveWay::Parked && self.is_park_expired(now, held, park),
             _ => false,
         };
         must(8, over && matches!(cause, EventCause::Ticked), || {
@@ -48,79 +55,79 @@ impl CheckerBooks {
         })
     }
 
-    fn is_gone_too_long(&self, now: Time, held: &HeldBook, trip: &MoveBook) -> bool {
-        let since = self.gone_since(held, trip);
-        since.is_some_and(|since| now >= since + self.policy.parking.term) && !self.in_grace(now, trip.since)
+    fn is_park_expired(&self, now: Time, held: &HeldBook, park: &MoveBook) -> bool {
+        let since = self.park_term_began(held, park);
+        since.is_some_and(|since| now >= since + self.policy.parking.term) && !self.in_grace(now, park.since)
     }
 
-    /// What host memory a parked holder took until now, if that is over.
-    pub fn parked_until(&self, now: Time, action: &Action) -> Option<(usize, u128)> {
+    /// The host memory that a parked lease took until now, if an action ends that.
+    pub fn parked_charge(&self, now: Time, action: &Action) -> Option<(usize, u128)> {
         let Action::Lease(LeaseAction::Resume { lease, .. } | LeaseAction::End { lease, .. }) = action else {
             return None;
         };
         let book = self.leases.get(lease).filter(|book| book.is_parked())?;
-        let LeaseStage::Away(held, trip) = &book.at else { return None };
-        Some((book.tenant, u128::from(held.booked.0) * u128::from(now.since(trip.since).0)))
+        let LeaseStage::Park(held, park) = &book.stage else { return None };
+        Some((book.tenant, u128::from(held.booked.0) * u128::from(now.since(park.since).0)))
     }
 
-    /// Nothing is on its way for ever, nor parked; `complete` says that all that was due was dealt with.
-    pub fn check_trips(&self, now: Time, complete: bool) -> Verdict {
-        for lease in self.trips.iter().filter(|_| complete) {
-            let Some(LeaseBook { at: LeaseStage::Away(held, trip), .. }) = self.leases.get(lease) else { continue };
-            let late = match trip.way {
-                // Of a hook it is known when it said so: what it said must be seen soon.
-                MoveWay::Out if trip.rung == Method::Hook && self.is_unseen(now, *lease, trip) => {
-                    let said = self.all_said(*lease, trip);
-                    said.is_some_and(|said| now >= (said + trip.sight).min(trip.since + trip.span))
+    /// Checks that no move and no park takes too long; `complete` means that all that was due was dealt with.
+    pub fn check_moves(&self, now: Time, complete: bool) -> Verdict {
+        for lease in self.moving.iter().filter(|_| complete) {
+            let Some(LeaseBook { stage: LeaseStage::Park(held, park), .. }) = self.leases.get(lease) else { continue };
+            let late = match park.way {
+                // A hook's report must be seen soon.
+                MoveWay::Leaving if park.method == Method::Hook && self.is_sight_overdue(now, *lease, park) => {
+                    let said = self.all_reported_at(*lease, park);
+                    said.is_some_and(|said| now >= (said + park.sight_limit).min(park.since + park.time_limit))
                 }
-                MoveWay::Gone => self.is_gone_too_long(now, held, trip) && now >= trip.since + trip.span,
-                MoveWay::Out => self.is_overdue(now, trip) && now >= trip.since + trip.span,
-                MoveWay::Back => {
-                    // While it is only to be seen it may take as long as nobody can look.
-                    let silent = trip.back && !self.none_parked(*lease, trip.rung);
-                    let words = self.voices(*lease, trip.rung).values().map(|voice| voice.word);
-                    let heard = words.max().unwrap_or(trip.since).max(trip.since);
-                    let grace = if trip.since <= self.grace_from { self.grace_until } else { Time::ZERO };
-                    let span = Span(2 * trip.span.max(trip.allowed(&self.policy.parking)).0);
+                MoveWay::Parked => self.is_park_expired(now, held, park) && now >= park.since + park.time_limit,
+                MoveWay::Leaving => self.is_overdue(now, park) && now >= park.since + park.time_limit,
+                MoveWay::Returning => {
+                    // While a lease is only waiting to be seen it may take as long as no reading succeeds.
+                    let silent = park.was_resumed && !self.none_parked(*lease, park.method);
+                    let words = self.movers_of(*lease, park.method).values().map(|mover| mover.reported_at);
+                    let heard = words.max().unwrap_or(park.since).max(park.since);
+                    let grace = if park.since <= self.grace_from { self.grace_until } else { Time::ZERO };
+                    let span = Span(2 * park.time_limit.max(park.time_allowed(&self.policy.parking)).0);
                     silent && now >= heard.max(grace) + span
                 }
             };
-            must(8, !late, || format!("{lease} is {:?} since {}, and it is {now}: {trip:?}", trip.way, trip.since))?;
+            must(8, !late, || format!("{lease} is {:?} since {}, and it is {now}: {park:?}", park.way, park.since))?;
         }
         Ok(())
     }
 
-    /// Whoever was seen to have arrived has.
+    /// Checks that every lease that was seen to have arrived has.
     pub fn check_arrived(&self) -> Verdict {
-        for lease in &self.trips {
-            let Some(LeaseBook { at: LeaseStage::Away(held, trip), .. }) = self.leases.get(lease) else { continue };
-            let since_then = |card: &usize| trip.since_then.get(card).is_some_and(|count| *count >= LOOKS);
-            let stays = trip.way != MoveWay::Gone && held.cards.iter().all(since_then);
-            must(9, !stays, || format!("{lease} was seen to have arrived long ago, and is {trip:?}"))?;
+        for lease in &self.moving {
+            let Some(LeaseBook { stage: LeaseStage::Park(held, park), .. }) = self.leases.get(lease) else { continue };
+            let since_then = |gpu: &usize| park.readings_after.get(gpu).is_some_and(|count| *count >= READINGS);
+            let stays = park.way != MoveWay::Parked && held.gpus.iter().all(since_then);
+            must(9, !stays, || format!("{lease} was seen to have arrived in earlier readings, and is {park:?}"))?;
         }
         Ok(())
     }
 
-    /// Whoever asked for its cards waits for them.
-    pub fn check_heard(&self, lease: LeaseId, word: CallWord) -> Verdict {
-        let idle = |trip: &MoveBook| trip.way == MoveWay::Gone && trip.wants.is_none();
+    /// Checks that a lease that needs its GPUs waits for them.
+    pub fn check_wanted(&self, lease: LeaseId, word: CallWord) -> Verdict {
+        let idle = |park: &MoveBook| park.way == MoveWay::Parked && park.queued_since.is_none();
         let left = match self.leases.get(&lease) {
-            Some(LeaseBook { at: LeaseStage::Away(_, trip), .. }) if word == CallWord::Resume => {
-                Some(trip).filter(|trip| idle(trip))
+            Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) if word == CallWord::Resume => {
+                Some(park).filter(|park| idle(park))
             }
             _ => None,
         };
-        must(9, left.is_none(), || format!("{lease} asked for its cards, and does not wait for them: {left:?}"))
+        must(9, left.is_none(), || format!("{lease} needs its GPUs, and does not wait for them: {left:?}"))
     }
 
-    /// Whoever was to ask again once it was parked does.
-    pub fn check_again(&self, actions: &[Action]) -> Verdict {
+    /// Checks that a lease that was to request its GPUs again once it was parked does.
+    pub fn check_requested_again(&self, actions: &[Action]) -> Verdict {
         for action in actions {
             let Action::Lease(LeaseAction::FinishPark { lease, .. }) = action else { continue };
-            let Some(LeaseBook { at: LeaseStage::Away(_, trip), .. }) = self.leases.get(lease) else { continue };
-            let idle = trip.way == MoveWay::Gone && trip.wants.is_none();
-            must(9, !(idle && (trip.again.is_some() || trip.asked_for)), || {
-                format!("{lease} was to ask for its cards again, and does not wait for them: {trip:?}")
+            let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get(lease) else { continue };
+            let idle = park.way == MoveWay::Parked && park.queued_since.is_none();
+            must(9, !(idle && (park.requests_again.is_some() || park.is_wanted)), || {
+                format!("{lease} was to request its GPUs again, and does not wait for them: {park:?}")
             })?;
         }
         Ok(())

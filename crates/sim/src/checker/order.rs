@@ -6,90 +6,90 @@ use sublet_core::ids::LeaseId;
 use sublet_core::request::{Exclusivity, LeaseRequest, Vram};
 use sublet_core::units::{Bytes, Time};
 
-/// Waiters ahead of a grant that are looked at; a queue is rarely passed by so many.
+/// Waiters ahead of a grant that are compared; a grant rarely passes so many.
 const AHEAD_MAX: usize = 256;
 
-/// Waiters near the head that count as waiting for a card.
+/// Waiters near the head that count as waiting for a GPU.
 const NEAR_HEAD: usize = 64;
 
-/// Of each tenant so many.
+/// The most of these of one tenant.
 const OF_TENANT: usize = 16;
 
-/// The whole queue is not walked for this, however many are passed over.
+/// The end of the search, however many waiters are passed over.
 const RAW_MAX: usize = 5_000;
 
-/// How caps hold a waiter.
+/// How caps hold a waiter back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CapState {
     /// They do not.
     Not,
-    /// Until another lease of its tenant ends; those behind it are held with it.
+    /// Until another lease of its tenant ends; those behind it are held back with it.
     Now,
-    /// It depends on the card.
+    /// It depends on the GPU.
     Perhaps,
-    /// For ever; those behind it are not.
+    /// For ever; those behind it are not held back.
     Always,
 }
 
-/// Who waits for certain cards.
+/// Whether waiters need certain GPUs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WantedRoom {
-    /// Somebody does.
+    /// A waiter does.
     pub at_all: bool,
-    /// Somebody does whom its own caps do not hold back.
+    /// A waiter does that its own caps do not hold back.
     pub freely: bool,
 }
 
 impl CheckerBooks {
-    /// How its own tenant's caps hold a waiter. Of a whole card it depends on the card.
-    fn capped(&self, book: &LeaseBook) -> CapState {
+    /// How its tenant's caps hold a waiter back. For a whole GPU it depends on the GPU.
+    fn cap_state(&self, book: &LeaseBook) -> CapState {
         let tenant = &self.tenants[book.tenant];
         let caps = self.policy.caps_for(&tenant.name, &[]);
-        if !self.within_caps(book.tenant, &book.ask) {
+        if !self.within_caps(book.tenant, &book.request) {
             return CapState::Always;
         }
         if caps.leases.is_some_and(|cap| tenant.leases >= cap) {
             return CapState::Now;
         }
-        match (book.counts_for(), caps.vram) {
+        match (book.needed_vram(), caps.vram) {
             (_, None) => CapState::Not,
             (Vram::Whole, Some(_)) => CapState::Perhaps,
             (Vram::Bytes(vram), Some(cap)) => {
-                let sum = tenant.vram + Bytes(vram.0.saturating_mul(u64::from(book.ask.gpus)));
+                let sum = tenant.vram + Bytes(vram.0.saturating_mul(u64::from(book.request.gpus)));
                 if sum > cap { CapState::Now } else { CapState::Not }
             }
         }
     }
 
-    /// Whether its tenant's caps surely keep a waiter from starting now.
+    /// True if its tenant's caps surely hold a waiter back now.
     pub fn is_held_back(&self, book: &LeaseBook) -> bool {
-        matches!(self.capped(book), CapState::Now | CapState::Always)
+        matches!(self.cap_state(book), CapState::Now | CapState::Always)
     }
 
-    /// Whether its tenant's caps may keep a waiter from starting now.
+    /// True if its tenant's caps may hold a waiter back now.
     pub fn may_be_held_back(&self, book: &LeaseBook) -> bool {
-        !matches!(self.capped(book), CapState::Not)
+        !matches!(self.cap_state(book), CapState::Not)
     }
 
-    /// Nobody ahead of this waiter could have used one of the cards it gets, and the first who cannot
-    /// start yet does not start later for it.
+    /// Checks that no waiter ahead of this one could have been granted one of its GPUs, and that the first one that
+    /// cannot start yet does not start later for it.
     pub fn check_order(&self, now: Time, lease: LeaseId, held: &HeldBook, granted: &LeaseBook) -> Verdict {
-        // Whoever stands behind a capped waiter of the same tenant is passed over with it.
+        // A waiter behind a capped one of the same tenant is passed over with it.
         let mut capped: u64 = 0;
         for ahead in self.in_order().take_while(|ahead| *ahead != lease).take(AHEAD_MAX) {
             let Some(book) = self.leases.get(&ahead).filter(|book| capped & (1 << book.tenant) == 0) else { continue };
-            match self.capped(book) {
+            match self.cap_state(book) {
                 CapState::Now => capped |= 1 << book.tenant,
-                // Who may be held or not may claim or not.
+                // A waiter that may be held back may claim GPUs or not.
                 CapState::Perhaps => return Ok(()),
                 CapState::Always => {}
-                // It claims its cards until other leases have left them, and when that is cannot be told.
+                // It claims its GPUs until other leases have left them, and when that is is not known.
                 CapState::Not if self.waits_for_holders(now, book) => return Ok(()),
-                // It could not come back a moment ago, and meanwhile nobody waits for it.
+                // It could not be resumed a moment ago, and no waiter waits for it meanwhile.
                 CapState::Not if self.cannot_try(now, book) => {}
                 CapState::Not => {
-                    self.check_passed(now, lease, ahead, book, &held.cards)?;
-                    if self.hopeless(book) {
+                    self.check_not_passed(now, lease, ahead, book, &held.gpus)?;
+                    if self.could_never_fit(book) {
                         continue;
                     }
                     return self.check_delay(now, lease, held, granted, ahead, book);
@@ -99,21 +99,21 @@ impl CheckerBooks {
         Ok(())
     }
 
-    /// A waiter that could start now, on these cards, is not passed by one behind it.
-    fn check_passed(&self, now: Time, lease: LeaseId, ahead: LeaseId, book: &LeaseBook, cards: &[usize]) -> Verdict {
-        if !cards.iter().any(|card| self.fits(book, &self.cards[*card], now)) {
+    /// Checks that a waiter that could start now on these GPUs is not passed by one behind it.
+    fn check_not_passed(&self, now: Time, lease: LeaseId, ahead: LeaseId, book: &LeaseBook, gpus: &[usize]) -> Verdict {
+        if !gpus.iter().any(|gpu| self.fits(book, &self.gpus[*gpu], now)) {
             return Ok(());
         }
-        let could = self.cards.iter().filter(|card| self.fits(book, card, now)).count() >= usize::from(book.ask.gpus);
-        must(9, !could, || format!("{lease} gets cards {cards:?}, where {ahead} is first and would fit: {book:?}"))
+        let could = self.gpus.iter().filter(|gpu| self.fits(book, gpu, now)).count() >= usize::from(book.request.gpus);
+        must(9, !could, || format!("{lease} gets GPUs {gpus:?}, where {ahead} is first and would fit: {book:?}"))
     }
 
-    /// Whether it would not fit whatever ended.
-    fn hopeless(&self, book: &LeaseBook) -> bool {
-        self.cards.iter().filter(|card| self.could_hold(book, card)).count() < usize::from(book.ask.gpus)
+    /// True if it would not fit whatever ended.
+    fn could_never_fit(&self, book: &LeaseBook) -> bool {
+        self.gpus.iter().filter(|gpu| self.could_host(book, gpu)).count() < usize::from(book.request.gpus)
     }
 
-    /// The first waiter that does not fit has a claim: what is let past it does not move it.
+    /// Checks that the claim of the first waiter that does not fit is not moved by a grant behind it.
     fn check_delay(
         &self,
         now: Time,
@@ -123,8 +123,8 @@ impl CheckerBooks {
         ahead: LeaseId,
         book: &LeaseBook,
     ) -> Verdict {
-        if self.cards.iter().any(|card| matches!(card.look, SeenReading::Coarse(_))) {
-            // There each grant changes what seems to be loose.
+        if self.gpus.iter().any(|gpu| matches!(gpu.reading, SeenReading::Coarse(_))) {
+            // There each grant changes the bytes that seem unowned.
             return Ok(());
         }
         let before = self.starts_at(now, book, None);
@@ -136,65 +136,68 @@ impl CheckerBooks {
         })
     }
 
-    /// Whether a waiter could start on a card if every lease there ended.
-    pub fn could_hold(&self, book: &LeaseBook, card: &GpuBook) -> bool {
-        let loose = match card.look {
+    /// True if a waiter could start on a GPU if every lease there ended.
+    pub fn could_host(&self, book: &LeaseBook, gpu: &GpuBook) -> bool {
+        let loose = match gpu.reading {
             SeenReading::Free(free) => {
-                let claimed = card.seen.iter().filter(|(lease, _)| card.claims.contains_key(lease));
-                card.facts.total.less(free).less(claimed.map(|(_, bytes)| *bytes).sum())
+                let claimed = gpu.seen_bytes.iter().filter(|(lease, _)| gpu.claims.contains_key(lease));
+                gpu.facts.total.less(free).less(claimed.map(|(_, bytes)| *bytes).sum())
             }
-            SeenReading::Coarse(free) => card.facts.total.less(free).less(card.reserved),
-            SeenReading::Blind | SeenReading::Lost => Bytes::ZERO,
+            SeenReading::Coarse(free) => gpu.facts.total.less(free).less(gpu.reserved),
+            SeenReading::Unreadable | SeenReading::Lost => Bytes::ZERO,
         };
-        let alone = book.ask.exclusivity == Exclusivity::Shared || self.strangers(card) == 0;
-        let allowed = book.ask.vram != Vram::Whole || self.allowed(book.tenant, &book.ask, self.largest(card));
+        let alone = book.request.exclusivity == Exclusivity::Shared || self.unleased_compute_processes(gpu) == 0;
+        let allowed =
+            book.request.vram != Vram::Whole || self.is_within_vram_cap(book.tenant, &book.request, self.largest(gpu));
         let parked = |lease: &LeaseId| self.leases.get(lease).is_some_and(LeaseBook::is_parked);
-        let residue = card.seen.iter().filter(|(lease, _)| card.claims.contains_key(lease) && parked(lease));
+        let residue = gpu.seen_bytes.iter().filter(|(lease, _)| gpu.claims.contains_key(lease) && parked(lease));
         let residue: Bytes = residue.map(|(_, bytes)| *bytes).sum();
-        // Where nobody tells whose bytes are whose, those of who is parked are among the loose ones.
-        let away = card.claims.keys().filter(|lease| parked(lease)).count() as u64;
-        let stays = if card.is_coarse() { loose.max(Bytes(card.left().0 * away)) } else { loose + residue };
-        let (need, most) = (self.need(book, card), self.largest(card).less(stays));
-        let roomy = need <= most || need <= most + self.removable(book.id, card);
-        self.eligible(&self.ask_now(book), card) && alone && allowed && roomy
+        // Where readings do not tell the bytes of single processes, those of parked leases are among the unowned ones.
+        let away = gpu.claims.keys().filter(|lease| parked(lease)).count() as u64;
+        let stays = if gpu.is_coarse() { loose.max(Bytes(gpu.residue_max().0 * away)) } else { loose + residue };
+        let (need, most) = (self.needed_bytes(book, gpu), self.largest(gpu).less(stays));
+        let roomy = need <= most || need <= most + self.removable(book.id, gpu);
+        self.eligible(&self.request_now(book), gpu) && alone && allowed && roomy
     }
 
-    /// Whether an ask could be served if all known cards were empty and in service.
-    pub fn satisfiable(&self, tenant: usize, ask: &LeaseRequest) -> bool {
-        let would_do = |card: &&GpuBook| {
-            let largest = self.largest(card);
-            let sized = match ask.vram {
-                Vram::Bytes(vram) => vram <= largest && self.context(ask, card) <= vram,
-                Vram::Whole => self.allowed(tenant, ask, largest),
+    /// True if a request could be granted if all known GPUs were empty and in service.
+    pub fn satisfiable(&self, tenant: usize, request: &LeaseRequest) -> bool {
+        let would_do = |gpu: &&GpuBook| {
+            let largest = self.largest(gpu);
+            let sized = match request.vram {
+                Vram::Bytes(vram) => vram <= largest && self.least_useful(request, gpu) <= vram,
+                Vram::Whole => self.is_within_vram_cap(tenant, request, largest),
             };
-            sized && self.named(ask, card)
+            sized && self.is_allowed_by_request(request, gpu)
         };
-        self.within_caps(tenant, ask) && self.cards.iter().filter(would_do).count() >= usize::from(ask.gpus)
+        self.within_caps(tenant, request) && self.gpus.iter().filter(would_do).count() >= usize::from(request.gpus)
     }
 
-    /// Whether a tenant may ever hold so much of each card it asks for.
-    fn allowed(&self, tenant: usize, ask: &LeaseRequest, each: Bytes) -> bool {
+    /// True if a tenant may ever hold so much of each GPU that it requests.
+    fn is_within_vram_cap(&self, tenant: usize, request: &LeaseRequest, each: Bytes) -> bool {
         let cap = self.policy.caps_for(&self.tenants[tenant].name, &[]).vram;
-        cap.is_none_or(|cap| each.0.saturating_mul(u64::from(ask.gpus)) <= cap.0)
+        cap.is_none_or(|cap| each.0.saturating_mul(u64::from(request.gpus)) <= cap.0)
     }
 
-    fn within_caps(&self, tenant: usize, ask: &LeaseRequest) -> bool {
-        match ask.vram {
-            Vram::Bytes(vram) => self.allowed(tenant, ask, vram),
+    fn within_caps(&self, tenant: usize, request: &LeaseRequest) -> bool {
+        match request.vram {
+            Vram::Bytes(vram) => self.is_within_vram_cap(tenant, request, vram),
             Vram::Whole => {
-                let allowed = |card: &&GpuBook| self.named(ask, card) && self.allowed(tenant, ask, self.largest(card));
-                self.cards.iter().filter(allowed).count() >= usize::from(ask.gpus)
+                let allowed = |gpu: &&GpuBook| {
+                    self.is_allowed_by_request(request, gpu)
+                        && self.is_within_vram_cap(tenant, request, self.largest(gpu))
+                };
+                self.gpus.iter().filter(allowed).count() >= usize::from(request.gpus)
             }
         }
     }
 
-    /// Waiters that must be served once the world is calm, first first: those who wait for
-    /// something that there is. A card may have changed while they waited, or the rules of the
-    /// house; and the driver keeps some bytes of each card to itself.
-    pub fn hopeful(&self) -> impl Iterator<Item = LeaseId> + '_ {
+    /// Waiters that must be served once the world is calm, the first one first: those that wait for something that
+    /// there is. A GPU or the policy may have changed while they waited, and the driver keeps some bytes of each GPU.
+    pub fn must_be_served(&self) -> impl Iterator<Item = LeaseId> + '_ {
         let hope = |book: &&LeaseBook| {
-            let able = self.cards.iter().filter(|card| self.could_hold(book, card)).count();
-            self.satisfiable(book.tenant, &book.ask) && able >= usize::from(book.ask.gpus)
+            let able = self.gpus.iter().filter(|gpu| self.could_host(book, gpu)).count();
+            self.satisfiable(book.tenant, &book.request) && able >= usize::from(book.request.gpus)
         };
         self.queue
             .iter()
@@ -202,10 +205,10 @@ impl CheckerBooks {
             .map(|(_, lease)| *lease)
     }
 
-    /// Who near the head of the queue could use these cards of a tenant's.
-    pub fn wanted(&self, tenant: usize, cards: &[usize]) -> WantedRoom {
+    /// Whether waiters near the head of the queue could use these GPUs of a tenant.
+    pub fn wanted(&self, tenant: usize, gpus: &[usize]) -> WantedRoom {
         let mut wanted = WantedRoom::default();
-        if cards.iter().any(|card| self.cards[*card].draining) {
+        if gpus.iter().any(|gpu| self.gpus[*gpu].draining) {
             return WantedRoom { at_all: true, freely: true };
         }
         let (mut capped, mut looked): (u64, usize) = (0, 0);
@@ -213,13 +216,13 @@ impl CheckerBooks {
         for (lease, raw) in self.in_order().zip(0..RAW_MAX) {
             let Some(book) = self.leases.get(&lease) else { continue };
             let passed = capped & (1 << book.tenant) != 0;
-            let held = self.capped(book);
+            let held = self.cap_state(book);
             if matches!(held, CapState::Now | CapState::Perhaps) {
                 capped |= 1 << book.tenant;
-                // Its own tenant's end makes room under the cap.
+                // The end of its own tenant's lease makes room under the cap.
                 wanted.at_all |= book.tenant == tenant;
             }
-            if cards.iter().any(|card| self.could_hold(book, &self.cards[*card])) {
+            if gpus.iter().any(|gpu| self.could_host(book, &self.gpus[*gpu])) {
                 wanted.at_all = true;
                 if held == CapState::Not && !passed && raw < NEAR_HEAD && of_tenant[book.tenant] < OF_TENANT {
                     wanted.freely = true;
@@ -228,8 +231,8 @@ impl CheckerBooks {
                     break;
                 }
             }
-            // Who could not start whatever ended keeps nobody from being looked at.
-            if held == CapState::Not && !passed && !self.hopeless(book) {
+            // A waiter that could never start does not count.
+            if held == CapState::Not && !passed && !self.could_never_fit(book) {
                 looked += usize::from(of_tenant[book.tenant] < OF_TENANT);
                 of_tenant[book.tenant] += 1;
             }

@@ -1,14 +1,13 @@
-//! Rules 1, 9, 14 and 20 for holders that have more than their leases.
+//! Rules 1, 9, 14 and 20 for leases that are exceeded.
 //!
-//! By this checker's own rule a holder has more than its lease when two looks at one of its cards, one after the
-//! other, tell whose bytes are whose and show more than 128 MiB beyond it; it has not any more when two looks at
-//! each of its cards show that. It is told in the very look in which that is so, and again when it is an eighth
-//! more. It may be made to leave, and on enforced cards be ended, a while after it was told, and never for what
-//! nobody sees.
+//! By this checker's own rule a lease is exceeded when two readings of one of its GPUs, one after the other, tell the
+//! bytes of single processes and show more than 128 MiB beyond it; it is not exceeded any more when two readings of each of its
+//! GPUs show that. It is told with the second reading, and again when it has an eighth more. It may be preempted, and
+//! on GPUs in mode `enforce` ended, a grace after it was told, and never without a reading that shows it.
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage, SeenReading};
 use super::calls::EventCause;
-use super::ends::chose_it;
+use super::ends::may_be_ended;
 use super::{Verdict, must};
 use std::collections::BTreeMap;
 use sublet_core::ids::LeaseId;
@@ -16,116 +15,117 @@ use sublet_core::method::Method;
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::unleased::Mode;
 
-/// So much more is not counted.
+/// Bytes beyond a lease that do not count.
 const LITTLE: u64 = 128 << 20;
-/// Looks that must agree.
-const LOOKS: u32 = 2;
+/// Readings that must agree.
+const READINGS: u32 = 2;
 
-/// Whether a holder had more than its lease, and in how many looks in a row.
+/// Whether each lease was exceeded, and in how many readings in a row.
 pub type OveruseBook = BTreeMap<LeaseId, (bool, u32)>;
 
 impl CheckerBooks {
-    /// A look at a card was delivered.
-    pub fn weigh_excess(&mut self, number: usize) {
-        let before = std::mem::take(&mut self.cards[number].excess);
-        let card = &self.cards[number];
+    /// Counts a reading of a GPU.
+    pub fn update_overuse(&mut self, number: usize) {
+        let before = std::mem::take(&mut self.gpus[number].overuse);
+        let gpu = &self.gpus[number];
         let mut found = OveruseBook::new();
-        for lease in card.claims.keys().filter(|_| matches!(card.look, SeenReading::Free(_))) {
+        for lease in gpu.claims.keys().filter(|_| matches!(gpu.reading, SeenReading::Free(_))) {
             let Some(book) = self.leases.get(lease) else { continue };
-            let LeaseStage::Held(held) = &book.at else { continue };
-            // A lease whose size was measured grows with its program, by any amount.
-            let little = if book.ask.is_measured { 0 } else { LITTLE };
-            let has = self.exceeds(*lease, held, number, little);
-            // Of whose processes nothing was heard nobody knows that they have little.
-            if has || (held.over.is_some() && book.counted) {
-                let looks = match before.get(lease) {
-                    Some((had, looks)) if *had == has => looks + 1,
+            let LeaseStage::Held(held) = &book.stage else { continue };
+            // A lease of measured size grows with its program by any amount.
+            let little = if book.request.is_measured { 0 } else { LITTLE };
+            let has = self.has_more(*lease, held, number, little);
+            // Without a report of its processes it is not known that a lease has little.
+            if has || (held.overuse.is_some() && book.members_known) {
+                let readings = match before.get(lease) {
+                    Some((had, readings)) if *had == has => readings + 1,
                     _ => 1,
                 };
-                found.insert(*lease, (has, looks));
+                found.insert(*lease, (has, readings));
             }
         }
-        self.cards[number].excess = found;
+        self.gpus[number].overuse = found;
     }
 
-    /// Nothing that was seen of a lease counts any more.
-    pub fn forget_excess(&mut self, lease: LeaseId) {
-        for card in &mut self.cards {
-            card.excess.remove(&lease);
+    /// Forgets what was seen of a lease.
+    pub fn forget_overuse(&mut self, lease: LeaseId) {
+        for gpu in &mut self.gpus {
+            gpu.overuse.remove(&lease);
         }
     }
 
-    fn exceeds(&self, lease: LeaseId, held: &HeldBook, number: usize, little: u64) -> bool {
+    fn has_more(&self, lease: LeaseId, held: &HeldBook, number: usize, little: u64) -> bool {
         self.seen_of(lease, number).0 > held.vram.0 + little
     }
 
-    fn most(&self, lease: LeaseId, held: &HeldBook) -> Bytes {
-        held.cards.iter().map(|number| self.seen_of(lease, *number)).max().unwrap_or_default()
+    fn most_on_one_gpu(&self, lease: LeaseId, held: &HeldBook) -> Bytes {
+        held.gpus.iter().map(|number| self.seen_of(lease, *number)).max().unwrap_or_default()
     }
 
-    /// Whether it is so much more than it was told that it is told again.
-    fn is_news(&self, lease: LeaseId, held: &HeldBook) -> bool {
-        held.over.is_none_or(|(_, told)| self.most(lease, held).0 >= told.0 + LITTLE.max(told.0 / 8))
+    /// True if it is so much more than it was told that it is told again.
+    fn is_much_more(&self, lease: LeaseId, held: &HeldBook) -> bool {
+        held.overuse.is_none_or(|(_, told)| self.most_on_one_gpu(lease, held).0 >= told.0 + LITTLE.max(told.0 / 8))
     }
 
     fn is_within(&self, lease: LeaseId, held: &HeldBook) -> bool {
-        let inside =
-            |number: &usize| matches!(self.cards[*number].excess.get(&lease), Some((false, looks)) if *looks >= LOOKS);
-        held.over.is_some() && held.cards.iter().all(inside)
+        let inside = |number: &usize| matches!(self.gpus[*number].overuse.get(&lease), Some((false, readings)) if *readings >= READINGS);
+        held.overuse.is_some() && held.gpus.iter().all(inside)
     }
 
-    /// A holder is told that it has more than its lease.
-    pub fn over(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time, seen: Bytes) -> Verdict {
+    /// Takes the notice that a lease is exceeded.
+    pub fn take_overuse(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time, seen: Bytes) -> Verdict {
         let EventCause::Observed(Some(number), _) = cause else {
-            return must(20, false, || format!("{lease} is told that it has more after {cause:?}"));
+            return must(20, false, || format!("{lease} is told that it is exceeded after {cause:?}"));
         };
-        must(11, !self.is_stopped(), || format!("{lease} is told that it has more while nothing may be granted"))?;
-        let Some(LeaseBook { at: LeaseStage::Held(held), .. }) = self.leases.get(&lease) else {
-            return must(20, false, || format!("{lease} is told that it has more, and holds nothing"));
+        must(11, !self.is_stopped(), || format!("{lease} is told that it is exceeded while nothing may be granted"))?;
+        let Some(LeaseBook { stage: LeaseStage::Held(held), .. }) = self.leases.get(&lease) else {
+            return must(20, false, || format!("{lease} is told that it is exceeded, and holds nothing"));
         };
-        let excess = self.cards[*number].excess.get(&lease);
-        must(20, matches!(excess, Some((true, looks)) if *looks >= LOOKS), || {
-            format!("{lease} is told that it has more, and the looks are {excess:?}: {held:?}")
+        let overuse = self.gpus[*number].overuse.get(&lease);
+        must(20, matches!(overuse, Some((true, readings)) if *readings >= READINGS), || {
+            format!("{lease} is told that it is exceeded, and the readings are {overuse:?}: {held:?}")
         })?;
-        must(20, self.is_news(lease, held), || format!("{lease} is told twice that it has {seen}: {held:?}"))?;
-        let most = self.most(lease, held);
+        must(20, self.is_much_more(lease, held), || format!("{lease} is told twice that it has {seen}: {held:?}"))?;
+        let most = self.most_on_one_gpu(lease, held);
         must(20, most.0 > held.vram.0 + LITTLE, || format!("{lease} is told that it has {most}: {held:?}"))?;
         must(20, at == now && seen == most, || format!("{lease} is told that it has {seen}, and it has {most}"))?;
-        if let Some(LeaseBook { at: LeaseStage::Held(held), .. }) = self.leases.get_mut(&lease) {
-            held.over = Some((held.over.map_or(now, |(since, _)| since), seen));
+        if let Some(LeaseBook { stage: LeaseStage::Held(held), .. }) = self.leases.get_mut(&lease) {
+            held.overuse = Some((held.overuse.map_or(now, |(since, _)| since), seen));
         }
         Ok(())
     }
 
-    /// A holder has no more than its lease again.
-    pub fn within(&mut self, cause: &EventCause, lease: LeaseId) -> Verdict {
-        let held = self.leases.get(&lease).and_then(|book| match &book.at {
+    /// Takes the notice that a lease is not exceeded any more.
+    pub fn take_within_lease(&mut self, cause: &EventCause, lease: LeaseId) -> Verdict {
+        let held = self.leases.get(&lease).and_then(|book| match &book.stage {
             LeaseStage::Held(held) => Some(held),
             _ => None,
         });
         let fits = held.is_some_and(|held| self.is_within(lease, held));
         must(20, fits && matches!(cause, EventCause::Observed(..)), || {
-            format!("{lease} has no more than its lease, it is said after {cause:?}: {held:?}")
+            format!("{lease} is told that it is not exceeded after {cause:?}: {held:?}")
         })?;
-        if let Some(LeaseBook { at: LeaseStage::Held(held), .. }) = self.leases.get_mut(&lease) {
-            held.over = None;
+        if let Some(LeaseBook { stage: LeaseStage::Held(held), .. }) = self.leases.get_mut(&lease) {
+            held.overuse = None;
         }
-        self.forget_excess(lease);
+        self.forget_overuse(lease);
         Ok(())
     }
 
-    /// A card was seen: whoever has more there than its lease was told, and whoever has not was let be.
-    pub fn check_over(&self, cause: &EventCause) -> Verdict {
+    /// Checks after a reading that every exceeded lease was told, and every other one was told that it is not.
+    pub fn check_overuse(&self, cause: &EventCause) -> Verdict {
         let EventCause::Observed(Some(number), _) = cause else { return Ok(()) };
-        if self.is_stopped() || !self.watch.is_compared {
+        if self.is_stopped() || !self.unleased.is_reading_compared {
             return Ok(());
         }
-        for (lease, (has, looks)) in self.cards[*number].excess.iter().filter(|(_, (_, looks))| *looks >= LOOKS) {
-            let Some(LeaseBook { at: LeaseStage::Held(held), .. }) = self.leases.get(lease) else { continue };
-            let much = self.most(*lease, held).0 > held.vram.0 + LITTLE;
-            let undone = if *has { much && self.is_news(*lease, held) } else { self.is_within(*lease, held) };
+        for (lease, (has, readings)) in
+            self.gpus[*number].overuse.iter().filter(|(_, (_, readings))| *readings >= READINGS)
+        {
+            let Some(LeaseBook { stage: LeaseStage::Held(held), .. }) = self.leases.get(lease) else { continue };
+            let much = self.most_on_one_gpu(*lease, held).0 > held.vram.0 + LITTLE;
+            let undone = if *has { much && self.is_much_more(*lease, held) } else { self.is_within(*lease, held) };
             must(20, !undone, || {
-                format!("{lease} was seen {looks} times (more than its lease: {has}), and was not told: {held:?}")
+                format!("{lease} was seen {readings} times (exceeded: {has}), and was not told: {held:?}")
             })?;
         }
         Ok(())
@@ -133,41 +133,41 @@ impl CheckerBooks {
 
     // ---- a larger lease --------------------------------------------------------
 
-    /// A holder takes a larger lease.
-    pub fn grow(
+    /// Takes a larger lease.
+    pub fn take_growth(
         &mut self,
         now: Time,
         cause: &EventCause,
         lease: LeaseId,
         at: Time,
-        (vram, mark): (Bytes, Option<Time>),
+        (vram, debt_clock): (Bytes, Option<Time>),
     ) -> Verdict {
-        must(11, !self.is_stopped(), || format!("{lease} takes a larger lease while nothing may be granted"))?;
+        must(11, !self.is_stopped(), || format!("{lease} grows while nothing may be granted"))?;
         let Some(book) = self.leases.get(&lease) else { return must(1, false, || format!("no {lease} to grow")) };
-        let LeaseStage::Held(held) = &book.at else {
-            return must(1, false, || format!("{lease} takes a larger lease, and is {:?}", book.at));
+        let LeaseStage::Held(held) = &book.stage else {
+            return must(1, false, || format!("{lease} grows, and is {:?}", book.stage));
         };
-        let cards = held.cards.len();
+        let cards = held.gpus.len();
         let fits = match cause {
             EventCause::Accepted(of, asked, gpus, None) => {
-                held.over.is_some() && (*of, *asked, usize::from(*gpus)) == (lease, vram, cards)
+                held.overuse.is_some() && (*of, *asked, usize::from(*gpus)) == (lease, vram, cards)
             }
-            // The size of an adopted program's lease was measured, and it has more by now.
+            // The size of an adopted process's lease was measured, and the process has more by now.
             EventCause::Observed(Some(number), _) => {
-                let excess = self.cards[*number].excess.get(&lease);
-                book.ask.is_measured && matches!(excess, Some((true, looks)) if *looks >= LOOKS)
+                let overuse = self.gpus[*number].overuse.get(&lease);
+                book.request.is_measured && matches!(overuse, Some((true, readings)) if *readings >= READINGS)
             }
             _ => false,
         };
         must(1, fits && at == now, || format!("{lease} grows to {vram} after {cause:?}: {held:?}"))?;
-        must(1, vram > held.vram && self.most(lease, held).0 <= vram.0 + LITTLE, || {
-            format!("{lease} grows from {} to {vram}, and has {}", held.vram, self.most(lease, held))
+        must(1, vram > held.vram && self.most_on_one_gpu(lease, held).0 <= vram.0 + LITTLE, || {
+            format!("{lease} grows from {} to {vram}, and has {}", held.vram, self.most_on_one_gpu(lease, held))
         })?;
-        let waited_for = self.wanted(book.tenant, &held.cards).freely;
-        for number in &held.cards {
+        let waited_for = self.wanted(book.tenant, &held.gpus).freely;
+        for number in &held.gpus {
             let had = self.seen_of(lease, *number).max(held.vram);
             must(9, !waited_for || vram <= had, || {
-                format!("{lease} grows to {vram} of card {number}, has {had}, and somebody waits for the rest")
+                format!("{lease} grows to {vram} of GPU {number}, has {had}, and a waiter needs the rest")
             })?;
             self.check_growth(now, lease, *number, vram)?;
         }
@@ -178,91 +178,99 @@ impl CheckerBooks {
             format!("{lease} gives {} {more} more than {}, above its cap {cap:?}", tenant.name, tenant.vram)
         })?;
         let (left, term) = (held.until.since(now), held.until.since(held.renewed));
-        let due = self.charged(now, book.tenant, vram.less(held.vram), cards, left);
-        let moved = self.charge(now, lease, mark, due)?;
+        let due = self.debt_clock_after(now, book.tenant, vram.less(held.vram), cards, left);
+        let moved = self.check_charge(now, lease, debt_clock, due)?;
         let Some(book) = self.remove(lease) else { return Ok(()) };
-        let LeaseStage::Held(mut held) = book.at else { return Ok(()) };
-        // What it had so far was charged as it was.
-        held.spent.1 += u128::from((now.0 - held.sized.0) * cards as u64) * u128::from(held.vram.0);
-        // Of what is left of its term, what was paid for it is left.
+        let LeaseStage::Held(mut held) = book.stage else { return Ok(()) };
+        // What it had so far was charged at its old size.
+        held.spent.1 += u128::from((now.0 - held.resized_at.0) * cards as u64) * u128::from(held.vram.0);
+        // Of the payment, the part for the rest of its term is left.
         let paid = u128::from(moved.0) * u128::from(term.0) / u128::from(left.0.max(1));
-        held.paid = held.paid + Span(paid as u64);
-        (held.vram, held.sized, held.over) = (vram, now, None);
-        self.insert(lease, LeaseBook { at: LeaseStage::Held(held), ..book });
-        self.forget_excess(lease);
+        held.prepaid = held.prepaid + Span(paid as u64);
+        (held.vram, held.resized_at, held.overuse) = (vram, now, None);
+        self.insert(lease, LeaseBook { stage: LeaseStage::Held(held), ..book });
+        self.forget_overuse(lease);
         Ok(())
     }
 
-    /// A card bears what a lease there becomes: everything on it counts, and it is enough.
+    /// Checks that a GPU has room for what a lease there becomes: everything on it counts.
     fn check_growth(&self, now: Time, lease: LeaseId, number: usize, vram: Bytes) -> Verdict {
-        let card = &self.cards[number];
-        let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
-        must(2, !self.restores_on(card), || format!("{lease} grows on card {number}, to which somebody comes back"))?;
-        let SeenReading::Free(free) = card.look else {
-            return must(1, false, || format!("{lease} grows on card {number}, which tells nothing: {:?}", card.look));
+        let gpu = &self.gpus[number];
+        let stale = now.since(gpu.reading_began).0 > 2 * self.policy.period.0;
+        must(2, !self.restores_on(gpu), || {
+            format!("{lease} grows on GPU {number} while another lease is brought back to it")
+        })?;
+        let SeenReading::Free(free) = gpu.reading else {
+            return must(1, false, || {
+                format!("{lease} grows on GPU {number}, which cannot be read: {:?}", gpu.reading)
+            });
         };
-        must(1, !stale && self.open(card), || format!("{lease} grows on card {number}, which promises nothing"))?;
-        let seen: Bytes = card.claims.keys().map(|of| self.seen_of(*of, number)).sum();
-        let loose = card.facts.total.less(free).less(seen);
+        must(1, !stale && self.is_open(gpu), || {
+            format!("{lease} grows on GPU {number}, where nothing may be granted")
+        })?;
+        let seen: Bytes = gpu.claims.keys().map(|of| self.seen_of(*of, number)).sum();
+        let loose = gpu.facts.total.less(free).less(seen);
         let counts = |(of, reserved): (&LeaseId, &Bytes)| {
             let reserved = if *of == lease { vram } else { *reserved };
             self.seen_of(*of, number).max(reserved)
         };
-        let counted: Bytes = card.claims.iter().map(counts).sum();
-        let sum = loose + counted + self.margin(card);
-        must(1, sum <= card.facts.total, || {
-            format!("{lease} grows to {vram} of card {number}: {loose} loose and {counted} counted are too much for it")
+        let counted: Bytes = gpu.claims.iter().map(counts).sum();
+        let sum = loose + counted + self.margin(gpu);
+        must(1, sum <= gpu.facts.total, || {
+            format!(
+                "{lease} grows to {vram} of GPU {number}: {loose} unowned and {counted} counted are too much for it"
+            )
         })
     }
 
-    // ---- it leaves, or ends ----------------------------------------------------
+    // ---- it is preempted or ended -----------------------------------------------
 
-    /// Whether a holder that was told has had so long since then, and is seen to have more than its lease now.
-    pub fn has_had_its_time(&self, now: Time, book: &LeaseBook, held: &HeldBook, span: Span) -> bool {
-        let over = held.over.is_some_and(|(since, _)| now >= since + span && !self.in_grace(now, since));
+    /// True if a lease was told `span` ago that it is exceeded, and is seen to be exceeded now.
+    pub fn is_overuse_overdue(&self, now: Time, book: &LeaseBook, held: &HeldBook, span: Span) -> bool {
+        let over = held.overuse.is_some_and(|(since, _)| now >= since + span && !self.in_grace(now, since));
         let shows = |number: &usize| {
-            let card = &self.cards[*number];
-            let fresh = now.since(card.begun).0 <= 2 * self.policy.period.0;
-            fresh && matches!(card.look, SeenReading::Free(_)) && self.exceeds(book.id, held, *number, LITTLE)
+            let gpu = &self.gpus[*number];
+            let fresh = now.since(gpu.reading_began).0 <= 2 * self.policy.period.0;
+            fresh && matches!(gpu.reading, SeenReading::Free(_)) && self.has_more(book.id, held, *number, LITTLE)
         };
-        over && held.cards.iter().any(shows) && !self.watch.is_by(book.id)
+        over && held.gpus.iter().any(shows) && !self.unleased.is_parking_lease(book.id)
     }
 
-    /// Whether an operator wants a holder ended that has more than its lease.
-    pub fn is_to_end(&self, now: Time, book: &LeaseBook) -> bool {
-        let LeaseStage::Held(held) = &book.at else { return false };
-        let enforced = held.cards.iter().all(|number| self.watch.mode(*number) == Mode::Enforce);
+    /// True if an exceeded lease is to be ended, because an operator set its GPUs to `enforce`.
+    pub fn is_end_due(&self, now: Time, book: &LeaseBook) -> bool {
+        let LeaseStage::Held(held) = &book.stage else { return false };
+        let enforced = held.gpus.iter().all(|number| self.unleased.mode(*number) == Mode::Enforce);
         let span = self.policy.enforcement.after_warning.max(self.policy.overuse_grace);
-        enforced && self.watch.is_able() && self.has_had_its_time(now, book, held, span)
+        enforced && self.unleased.has_passed_self_test() && self.is_overuse_overdue(now, book, held, span)
     }
 
-    /// A lease ends because it has more than it is for.
-    pub fn check_over_end(&self, now: Time, cause: &EventCause, lease: LeaseId, book: &LeaseBook) -> Verdict {
-        let LeaseStage::Held(held) = &book.at else {
-            return must(20, false, || format!("{lease} ends for having more, and it is {:?}", book.at));
+    /// Checks the end of an exceeded lease.
+    pub fn check_overuse_end(&self, now: Time, cause: &EventCause, lease: LeaseId, book: &LeaseBook) -> Verdict {
+        let LeaseStage::Held(held) = &book.stage else {
+            return must(20, false, || format!("{lease} ends for overuse, and it is {:?}", book.stage));
         };
-        must(20, self.is_to_end(now, book) && !chose_it(&book.ask), || {
-            let modes: Vec<Mode> = held.cards.iter().map(|number| self.watch.mode(*number)).collect();
-            format!("{lease} ends at {now} for having more, on cards {modes:?}: {held:?}")
+        must(20, self.is_end_due(now, book) && !may_be_ended(&book.request), || {
+            let modes: Vec<Mode> = held.gpus.iter().map(|number| self.unleased.mode(*number)).collect();
+            format!("{lease} ends at {now} for overuse, on GPUs {modes:?}: {held:?}")
         })?;
-        let at_once = held.for_others() == Some(now) && book.ask.notice.is_none();
+        let at_once = held.for_others() == Some(now) && book.request.notice.is_none();
         let told = held.for_others().is_some_and(|notice| notice <= now && !self.in_grace(now, notice));
-        must(20, at_once || told, || format!("{lease} ends for others at {now}, and was told {:?}", held.notice))?;
+        must(20, at_once || told, || format!("{lease} ends at {now}, and was told {:?}", held.notice))?;
         must(17, at_once || matches!(cause, EventCause::Ticked), || {
-            format!("{lease} ends for others after {cause:?}")
+            format!("{lease} ends for overuse after {cause:?}")
         })?;
-        let wanted = self.wanted(book.tenant, &held.cards);
-        must(20, wanted.at_all, || format!("{lease} ends for having more, and nobody wants its cards"))?;
-        // Who was told in time that it would end does, though it could leave by now.
-        for rung in Method::REVERSIBLE.into_iter().filter(|_| at_once) {
-            let can = self.parkable(now, lease, book, rung);
+        let wanted = self.wanted(book.tenant, &held.gpus);
+        must(20, wanted.at_all, || format!("{lease} ends for overuse, and no waiter needs its GPUs"))?;
+        // A lease that was told in time that it would end does, though it could be parked by now.
+        for method in Method::REVERSIBLE.into_iter().filter(|_| at_once) {
+            let can = self.parkable(now, lease, book, method);
             let spared = matches!(can, Ok(_) | Err(NO_MEMORY | NO_PARKING_RAM));
-            must(20, !spared, || format!("{lease} ends for having more, and could leave by {rung}: {can:?}"))?;
+            must(20, !spared, || format!("{lease} ends for overuse, and could be parked by {method}: {can:?}"))?;
         }
         Ok(())
     }
 }
 
-/// What [`Books::parkable`] says of who could leave but for the host's memory.
+/// What [`CheckerBooks::parkable`] returns if only host memory is missing.
 const NO_MEMORY: &str = "the host has too little memory";
 const NO_PARKING_RAM: &str = "there is too little host memory for parked bytes";

@@ -1,12 +1,11 @@
-//! Rules 2, 3 and 4 for holders that leave their cards and come back.
+//! Rules 2, 3 and 4 for leases that are parked and resumed.
 //!
-//! What counts as seen, by this checker's own rule: a look at a card shows that a holder has left it
-//! if every program of the holder that is known had said so before the look began, all of its
-//! processes on the card are such programs, no more is left than a context and half a gibibyte for
-//! each of them, and all its cards together have lost at least half of what they say. Two such looks
-//! at each of its cards, one after the other, and it is parked. A look shows that it is back if all of
-//! its programs had said so before, and no other process of its is on the card; one such look at each
-//! card is enough, for its room is its own anyway. A word that comes later makes all looks begin anew.
+//! By this checker's own rule a reading of a GPU shows that a lease has left it if every known program of the lease had
+//! reported so before the reading began, all of its processes on the GPU are such programs, no more is left than a
+//! context and half a gibibyte for each of them, and all its GPUs together have lost at least half of what they report.
+//! After two such readings of each of its GPUs, one after the other, it is parked. A reading shows that it is back if
+//! all of its programs had reported so before, and no other process of it is on the GPU; one such reading of each GPU
+//! is enough, for its room is its own anyway. After a later report the readings count from the beginning.
 
 mod back;
 
@@ -19,232 +18,255 @@ use std::collections::BTreeMap;
 use sublet_core::facts::{LeaseAction, UnparkReason};
 use sublet_core::ids::{GpuId, LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::MoverReport;
-use sublet_core::policy::Parking;
+use sublet_core::movers::MoverReport;
 use sublet_core::request::{GpuSelector, LeaseRequest, Term, Vram};
 use sublet_core::rows::ParkState;
+use sublet_core::settings::Parking;
 use sublet_core::units::{Bytes, Span, Time};
 
-/// Looks that must agree.
-pub(super) const LOOKS: u32 = 2;
-/// A context that nobody measured, what a program may have beside it, and what is too little to show.
+/// Readings that must agree.
+pub(super) const READINGS: u32 = 2;
+/// The size of a context that was not measured.
 pub const CONTEXT: Bytes = Bytes::mib(1024);
 /// What a program may have beside its context.
 pub const BESIDE: Bytes = Bytes::mib(512);
 pub(super) const LITTLE: Bytes = Bytes::mib(64);
-/// Whoever said what was not so is left alone for so many rests.
+/// After a false report a lease is left alone for this many times `retry_after`.
 pub(super) const DISTRUST: u64 = 60;
-/// A hook may take so long, however little time others have.
+/// A hook may take at least this long.
 const HOOK_TIME: Span = Span::secs(120);
 
-/// Which way a holder's bytes go.
+/// The stage of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MoveWay {
-    /// They leave its cards.
-    Out,
-    /// They are in host memory.
-    Gone,
-    /// They come back.
-    Back,
+    /// Its bytes leave its GPUs.
+    Leaving,
+    /// Its bytes are in host memory.
+    Parked,
+    /// Its bytes come back.
+    Returning,
 }
 
-/// A holder off its cards, or on its way.
+/// A lease that is parking, parked or resuming.
 #[derive(Clone, Debug)]
 pub struct MoveBook {
-    /// Which way.
+    /// The stage.
     pub way: MoveWay,
     /// Since when.
     pub since: Time,
-    /// Once it is gone it asks for its cards again, and as of then.
-    pub again: Option<Time>,
-    /// While it comes back: its cards were given to it anew.
-    pub back: bool,
-    /// While it is gone: since when it waits for its cards.
-    pub wants: Option<Time>,
-    /// It was idle when it left, and its next use cannot be noticed: it comes back into unclaimed room only.
+    /// As of when it requests its GPUs again once it is parked.
+    pub requests_again: Option<Time>,
+    /// While it returns: true if its GPUs were granted to it anew.
+    pub was_resumed: bool,
+    /// While it is parked: since when it waits for its GPUs.
+    pub queued_since: Option<Time>,
+    /// True if it was idle when it was parked and its next use cannot be noticed: it is resumed into unclaimed room
+    /// only.
     pub passive: bool,
-    /// Its contexts leave too, as soon as it is gone.
+    /// True if its contexts leave too, as soon as it is parked.
     pub(super) with_context: bool,
-    /// What it asked for at first, while its ask is for the cards it had.
-    pub first: Option<LeaseRequest>,
-    /// What was left of a fixed term.
-    pub(super) left: Option<Span>,
-    /// It was asked for while its bytes were leaving.
-    pub(super) asked_for: bool,
+    /// Its request before it was replaced by one for the GPUs it had.
+    pub first_request: Option<LeaseRequest>,
+    /// The rest of a fixed term.
+    pub(super) term_left: Option<Span>,
+    /// True if its GPUs were needed while its bytes were leaving.
+    pub(super) is_wanted: bool,
     /// A program that died while its bytes were leaving.
     pub(super) died: Option<ProcKey>,
-    /// Looks in a row at each card that agree.
-    pub(super) looks: BTreeMap<usize, u32>,
-    /// When they showed that it has arrived, and those of them that began after that.
+    /// How many readings of each GPU in a row agree.
+    pub(super) agreeing_readings: BTreeMap<usize, u32>,
+    /// When they showed that it has arrived, and how many of each GPU began after that.
     pub(super) arrived: Option<Time>,
-    pub(super) since_then: BTreeMap<usize, u32>,
-    /// How long it may take, by the rules when it began or any since.
-    pub(super) span: Span,
-    /// How long it may take to see what was said, likewise.
-    pub(super) sight: Span,
-    /// In which way it leaves and comes back.
-    pub rung: Method,
-    /// What it had on its cards when it began to leave.
-    pub had: Bytes,
-    /// What each card had then in all, and whose beside its own, if one of them did not tell whose it is.
-    pub(super) before: BTreeMap<usize, OtherLeases>,
-    /// The driver shall have what the library left, too.
-    pub(super) deep: Option<ContextChecks>,
+    pub(super) readings_after: BTreeMap<usize, u32>,
+    /// How long this stage may take, by the policy when it began or any since.
+    pub(super) time_limit: Span,
+    /// How long it may take until a report is seen, likewise.
+    pub(super) sight_limit: Span,
+    /// The method by which it is parked and resumed.
+    pub method: Method,
+    /// What it had on its GPUs when it began to leave.
+    pub had_bytes: Bytes,
+    /// The other users of each GPU at that time, if one of its GPUs did not tell the bytes of single processes.
+    pub(super) others_before: BTreeMap<usize, OtherLeases>,
+    /// The driver shall have what the shim left, too.
+    pub(super) contexts: Option<ContextChecks>,
     /// The processes that leave by the driver alone.
-    pub(super) driven: Vec<ProcKey>,
+    pub(super) driver_processes: Vec<ProcKey>,
 }
 
-/// Somebody who speaks for a holder on a rung: the library in a program, the driver for a process, or
-/// the wrapper for all of them.
+/// A mover of a lease, by one method: the shim in a program, the driver for a process, or the wrapper for all of them.
 #[derive(Clone, Copy, Debug)]
 pub struct MoverBook {
-    /// So many of its bytes are in host memory.
+    /// The bytes that it has in host memory.
     pub parked: Option<Bytes>,
-    /// When it said so.
-    pub word: Time,
+    /// When it reported that.
+    pub reported_at: Time,
     /// It cannot be parked now.
     pub cannot: bool,
-    /// Whether it calls the driver for nothing; `None` if it never said that it could do so.
-    pub deep: Option<bool>,
-    /// It is not known any more where its bytes are.
+    /// Whether it keeps still, so that nothing calls the driver; `None` if it never reported that it can.
+    pub keeps_still: Option<bool>,
+    /// True if it is not known any more where its bytes are.
     pub unknown: bool,
 }
 
-/// All who speak for a holder on one rung.
+/// All movers of a lease by one method.
 pub type MoverBooks = BTreeMap<ProcKey, MoverBook>;
 
 /// The wrapper of a holder with a hook.
 pub const HOOK: ProcKey = ProcKey { pid: 0, start: 0 };
 
-static NOBODY: MoverBooks = BTreeMap::new();
-/// Who has said nothing of where its bytes are.
-pub(super) const SILENT: MoverBook =
-    MoverBook { parked: None, word: Time::ZERO, cannot: false, deep: None, unknown: false };
+static NO_MOVERS: MoverBooks = BTreeMap::new();
+/// A mover without a report of where its bytes are.
+pub(super) const UNHEARD: MoverBook =
+    MoverBook { parked: None, reported_at: Time::ZERO, cannot: false, keeps_still: None, unknown: false };
 
-/// Until when a holder is left alone, rung by rung, and since when.
+/// Until when a lease is left alone by each method, and since when.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BackoffBook([Time; 4], [Time; 4]);
 
 impl BackoffBook {
-    /// On one rung.
-    pub fn on(&self, rung: Method) -> Time {
-        self.0[rung as usize]
+    /// Until when it is left alone by one method.
+    pub fn until(&self, method: Method) -> Time {
+        self.0[method as usize]
     }
 
-    fn set(&mut self, rung: Method, since: Time, until: Time) {
-        self.0[rung as usize] = until;
-        self.1[rung as usize] = since;
+    fn set(&mut self, method: Method, since: Time, until: Time) {
+        self.0[method as usize] = until;
+        self.1[method as usize] = since;
     }
 
-    /// Whether a holder that was given its time then has failed to leave in this way since.
-    fn failed(&self, rung: Method, renewed: Time) -> bool {
-        self.0[rung as usize] != Time::ZERO && self.1[rung as usize] >= renewed
+    /// True if parking by this method failed since the lease was renewed.
+    fn failed_since(&self, method: Method, renewed: Time) -> bool {
+        self.0[method as usize] != Time::ZERO && self.1[method as usize] >= renewed
     }
 
-    /// As the disk has it: only who said what was not so is remembered.
+    /// Returns what the disk has: only false reports are kept.
     pub fn read(lied: Option<(Method, Time)>, parking: &Parking) -> BackoffBook {
-        let mut rests = BackoffBook::default();
-        if let Some((rung, at)) = lied {
-            rests.set(rung, at, at + Span(parking.retry_after.0 * DISTRUST));
+        let mut backoff = BackoffBook::default();
+        if let Some((method, at)) = lied {
+            backoff.set(method, at, at + Span(parking.retry_after.0 * DISTRUST));
         }
-        rests
+        backoff
     }
 }
 
 impl MoveBook {
-    fn new(way: MoveWay, since: Time, span: Span) -> MoveBook {
+    fn new(way: MoveWay, since: Time, time_limit: Span) -> MoveBook {
         MoveBook {
             way,
             since,
-            again: None,
-            back: false,
-            wants: None,
+            requests_again: None,
+            was_resumed: false,
+            queued_since: None,
             passive: false,
             with_context: false,
-            first: None,
-            left: None,
-            asked_for: false,
+            first_request: None,
+            term_left: None,
+            is_wanted: false,
             died: None,
-            looks: BTreeMap::new(),
+            agreeing_readings: BTreeMap::new(),
             arrived: None,
-            since_then: BTreeMap::new(),
-            span,
-            sight: Span::ZERO,
-            rung: Method::Shim,
-            had: Bytes::ZERO,
-            before: BTreeMap::new(),
-            deep: None,
-            driven: Vec::new(),
+            readings_after: BTreeMap::new(),
+            time_limit,
+            sight_limit: Span::ZERO,
+            method: Method::Shim,
+            had_bytes: Bytes::ZERO,
+            others_before: BTreeMap::new(),
+            contexts: None,
+            driver_processes: Vec::new(),
         }
     }
 
-    /// As the disk has it.
+    /// Returns what the disk has.
     pub fn read(way: MoveWay, away: &ParkState, parking: &Parking) -> MoveBook {
         let (again, back, wants) = (away.requests_again_at, away.was_resumed, away.queued_since);
         let (first, left, rung, had) = (away.first_request.clone(), away.term_left, away.method, away.had_bytes);
         // An earlier daemon may have told the driver.
-        let deep = away.with_driver.then(|| ContextChecks { processes: away.processes.clone(), told: true });
+        let deep = away.with_driver.then(|| ContextChecks { processes: away.processes.clone(), may_be_told: true });
         let driven = if rung == Method::Driver { away.processes.clone() } else { Vec::new() };
         let (passive, with_context) = (away.is_passive, away.with_context);
-        let trip = MoveBook::new(way, away.since, Span::ZERO);
-        let trip = MoveBook { again, back, wants, passive, with_context, first, left, rung, had, deep, driven, ..trip };
-        MoveBook { span: trip.allowed(parking), sight: parking.move_timeout, ..trip }
-    }
-
-    /// Whether a row says the same.
-    pub fn is(&self, away: &ParkState) -> bool {
-        let moving = self.way == MoveWay::Gone || (away.requests_again_at, away.was_resumed) == (self.again, self.back);
-        let same = (away.since, away.queued_since, away.term_left) == (self.since, self.wants, self.left);
-        let deep = match &self.deep {
-            Some(deep) => away.with_driver && away.processes == deep.processes,
-            None => !away.with_driver && away.processes == self.driven,
+        let park = MoveBook::new(way, away.since, Span::ZERO);
+        let park = MoveBook {
+            requests_again: again,
+            was_resumed: back,
+            queued_since: wants,
+            passive,
+            with_context,
+            first_request: first,
+            term_left: left,
+            method: rung,
+            had_bytes: had,
+            contexts: deep,
+            driver_processes: driven,
+            ..park
         };
-        moving && same && deep && (away.method, away.had_bytes, away.is_passive) == (self.rung, self.had, self.passive)
+        MoveBook { time_limit: park.time_allowed(parking), sight_limit: parking.move_timeout, ..park }
     }
 
-    /// How long this part of it may take, by these rules: the driver has a second more for each half GiB,
-    /// and a hook has two minutes.
-    pub(super) fn allowed(&self, parking: &Parking) -> Span {
-        match (self.way, self.rung) {
-            (MoveWay::Gone, _) => parking.term,
-            (_, Method::Driver) => Span(parking.move_timeout.0 + self.had.0 / (512 << 20) * 1_000_000),
+    /// True if a row has the same.
+    pub fn matches_row(&self, away: &ParkState) -> bool {
+        let moving = self.way == MoveWay::Parked
+            || (away.requests_again_at, away.was_resumed) == (self.requests_again, self.was_resumed);
+        let same = (away.since, away.queued_since, away.term_left) == (self.since, self.queued_since, self.term_left);
+        let contexts = match &self.contexts {
+            Some(contexts) => away.with_driver && away.processes == contexts.processes,
+            None => !away.with_driver && away.processes == self.driver_processes,
+        };
+        moving
+            && same
+            && contexts
+            && (away.method, away.had_bytes, away.is_passive) == (self.method, self.had_bytes, self.passive)
+    }
+
+    /// How long this stage may take by this policy: the driver has 1 s more for each 512 MiB, and a hook has 2 min.
+    pub(super) fn time_allowed(&self, parking: &Parking) -> Span {
+        match (self.way, self.method) {
+            (MoveWay::Parked, _) => parking.term,
+            (_, Method::Driver) => Span(parking.move_timeout.0 + self.had_bytes.0 / (512 << 20) * 1_000_000),
             (_, Method::Hook) if parking.move_timeout < HOOK_TIME => HOOK_TIME,
-            // First the driver has its time, then the library.
-            (_, Method::Shim) if self.deep.is_some() => parking.move_timeout + parking.move_timeout,
+            // The driver has its time first, then the shim.
+            (_, Method::Shim) if self.contexts.is_some() => parking.move_timeout + parking.move_timeout,
             _ => parking.move_timeout,
         }
     }
 
-    /// The driver brings it back: nothing else may come to its cards.
-    pub fn restores(&self) -> bool {
-        self.way == MoveWay::Back && self.needs_driver() && self.back
+    /// True if the driver brings it back: nothing else may be granted on its GPUs.
+    pub fn is_driver_restore(&self) -> bool {
+        self.way == MoveWay::Returning && self.needs_driver() && self.was_resumed
     }
 
-    /// It does not come back without the driver.
+    /// True if it is not resumed without the driver.
     pub fn needs_driver(&self) -> bool {
-        self.rung == Method::Driver || self.deep.is_some()
+        self.method == Method::Driver || self.contexts.is_some()
     }
 
-    /// It goes another way from now on.
-    fn turned(&self, way: MoveWay, since: Time, parking: &Parking) -> MoveBook {
-        let (looks, since_then) = (BTreeMap::new(), BTreeMap::new());
-        let trip = MoveBook { way, since, looks, arrived: None, since_then, ..self.clone() };
-        MoveBook { span: trip.allowed(parking), sight: parking.move_timeout, ..trip }
+    /// Returns the move at its next stage.
+    fn with_way(&self, way: MoveWay, since: Time, parking: &Parking) -> MoveBook {
+        let (readings, since_then) = (BTreeMap::new(), BTreeMap::new());
+        let park = MoveBook {
+            way,
+            since,
+            agreeing_readings: readings,
+            arrived: None,
+            readings_after: since_then,
+            ..self.clone()
+        };
+        MoveBook { time_limit: park.time_allowed(parking), sight_limit: parking.move_timeout, ..park }
     }
 
-    fn seen_on(&self, held: &HeldBook, looks: u32) -> bool {
-        held.cards.iter().all(|card| self.looks.get(card).is_some_and(|count| *count >= looks))
+    fn has_readings(&self, held: &HeldBook, readings: u32) -> bool {
+        held.gpus.iter().all(|gpu| self.agreeing_readings.get(gpu).is_some_and(|count| *count >= readings))
     }
 
-    /// A look at a card agrees with it, or does not.
-    fn look(&mut self, cards: &[usize], number: usize, agrees: bool, begun: Time, now: Time) {
-        let looks = self.looks.entry(number).or_default();
-        *looks = if agrees { *looks + 1 } else { 0 };
+    /// Counts a reading that agrees with the stage, or does not.
+    fn count_reading(&mut self, gpus: &[usize], number: usize, agrees: bool, begun: Time, now: Time) {
+        let readings = self.agreeing_readings.entry(number).or_default();
+        *readings = if agrees { *readings + 1 } else { 0 };
         if self.arrived.is_some_and(|arrived| arrived < begun) {
-            *self.since_then.entry(number).or_default() += 1;
+            *self.readings_after.entry(number).or_default() += 1;
         }
-        if !cards.iter().all(|card| self.looks.get(card).is_some_and(|count| *count >= LOOKS)) {
-            (self.arrived, self.since_then) = (None, BTreeMap::new());
+        if !gpus.iter().all(|gpu| self.agreeing_readings.get(gpu).is_some_and(|count| *count >= READINGS)) {
+            (self.arrived, self.readings_after) = (None, BTreeMap::new());
         } else if self.arrived.is_none() {
             self.arrived = Some(now);
         }
@@ -252,260 +274,280 @@ impl MoveBook {
 }
 
 impl CheckerBooks {
-    // ---- what is heard -----------------------------------------------------
+    // ---- reports -----------------------------------------------------------
 
-    /// Who speaks for a lease on a rung.
-    pub fn voices(&self, lease: LeaseId, rung: Method) -> &MoverBooks {
-        self.voices.get(&(lease, rung)).unwrap_or(&NOBODY)
+    /// The movers of a lease by one method.
+    pub fn movers_of(&self, lease: LeaseId, method: Method) -> &MoverBooks {
+        self.movers.get(&(lease, method)).unwrap_or(&NO_MOVERS)
     }
 
-    /// Somebody who speaks for a lease said something.
-    pub fn heard(&mut self, now: Time, lease: LeaseId, rung: Method, process: ProcKey, said: &MoverReport) -> CallWord {
-        let Some(book) = self.leases.get(&lease) else { return CallWord::Tell };
-        let concerned = !matches!(&book.at, LeaseStage::Away(_, trip) if trip.rung != rung);
-        if let (Method::Driver, MoverReport::Refused(_), true) = (rung, said, self.is_deep(lease)) {
+    /// Takes a mover's report.
+    pub fn take_report(
+        &mut self,
+        now: Time,
+        lease: LeaseId,
+        method: Method,
+        process: ProcKey,
+        said: &MoverReport,
+    ) -> CallWord {
+        let Some(book) = self.leases.get(&lease) else { return CallWord::Status };
+        let concerned = !matches!(&book.stage, LeaseStage::Park(_, park) if park.method != method);
+        if let (Method::Driver, MoverReport::Refused(_), true) = (method, said, self.has_contexts_moved(lease)) {
             return self.driver_refused(now, lease);
         }
-        if self.is_others(lease, rung, &process, said) || self.is_outdated(lease, rung, &process, said) {
-            return CallWord::Tell;
+        if self.is_others(lease, method, &process, said) || self.is_outdated_refusal(lease, method, &process, said) {
+            return CallWord::Status;
         }
-        let shims = self.voices.entry((lease, rung)).or_default();
-        let before = shims.get(&process).copied();
-        let cannot = before.is_some_and(|shim| shim.cannot);
-        let deep = before.and_then(|shim| shim.deep);
+        let movers = self.movers.entry((lease, method)).or_default();
+        let before = movers.get(&process).copied();
+        let cannot = before.is_some_and(|mover| mover.cannot);
+        let contexts = before.and_then(|mover| mover.keeps_still);
         match said {
             MoverReport::Present { parked } => {
-                let word = before.filter(|before| before.parked.is_some() == parked.is_some()).map_or(now, |b| b.word);
-                shims.insert(process, MoverBook { parked: *parked, word, cannot, deep, unknown: false });
+                let word =
+                    before.filter(|before| before.parked.is_some() == parked.is_some()).map_or(now, |b| b.reported_at);
+                movers.insert(
+                    process,
+                    MoverBook { parked: *parked, reported_at: word, cannot, keeps_still: contexts, unknown: false },
+                );
             }
             MoverReport::Parked(bytes) => {
-                shims.insert(process, MoverBook { parked: Some(*bytes), word: now, cannot, deep, unknown: false });
+                movers.insert(
+                    process,
+                    MoverBook { parked: Some(*bytes), reported_at: now, cannot, keeps_still: contexts, unknown: false },
+                );
             }
             MoverReport::Resumed => {
-                // It calls the driver again, whatever it said before.
-                let deep = deep.map(|_| false);
-                shims.insert(process, MoverBook { parked: None, word: now, cannot, deep, unknown: false });
+                // It calls the driver again, whatever it reported before.
+                let contexts = contexts.map(|_| false);
+                movers.insert(
+                    process,
+                    MoverBook { parked: None, reported_at: now, cannot, keeps_still: contexts, unknown: false },
+                );
             }
             MoverReport::Unknown => {
-                let shim = before.unwrap_or(MoverBook { word: now, ..SILENT });
-                shims.insert(process, MoverBook { unknown: true, ..shim });
+                let mover = before.unwrap_or(MoverBook { reported_at: now, ..UNHEARD });
+                movers.insert(process, MoverBook { unknown: true, ..mover });
             }
             MoverReport::Cannot(why) => {
-                let shim = before.unwrap_or(MoverBook { word: now, ..SILENT });
-                shims.insert(process, MoverBook { cannot: why.is_some(), ..shim });
+                let mover = before.unwrap_or(MoverBook { reported_at: now, ..UNHEARD });
+                movers.insert(process, MoverBook { cannot: why.is_some(), ..mover });
             }
-            MoverReport::Gone | MoverReport::Died(_) => drop(shims.remove(&process)),
-            MoverReport::Refused(_) | MoverReport::Outgrown(_) if !concerned => return CallWord::Tell,
-            MoverReport::Refused(_) => return CallWord::Refuse,
-            MoverReport::Outgrown(_) => return CallWord::Outgrow,
-            MoverReport::Lost(_) => return CallWord::Lose,
-            MoverReport::KeepsStill(deep) => {
-                let shim = before.unwrap_or(MoverBook { word: now, ..SILENT });
-                shims.insert(process, MoverBook { deep: Some(*deep), ..shim });
+            MoverReport::Gone | MoverReport::Died(_) => drop(movers.remove(&process)),
+            MoverReport::Refused(_) | MoverReport::Outgrown(_) if !concerned => return CallWord::Status,
+            MoverReport::Refused(_) => return CallWord::Refused,
+            MoverReport::Outgrown(_) => return CallWord::Outgrown,
+            MoverReport::Lost(_) => return CallWord::StateLost,
+            MoverReport::KeepsStill(contexts) => {
+                let mover = before.unwrap_or(MoverBook { reported_at: now, ..UNHEARD });
+                movers.insert(process, MoverBook { keeps_still: Some(*contexts), ..mover });
                 self.note_quiet(lease);
-                return CallWord::Tell;
+                return CallWord::Status;
             }
             MoverReport::Used => {
-                self.ask_for(lease);
+                self.note_wanted(lease);
                 return CallWord::Resume;
             }
         }
-        match shims.get(&process).and_then(|shim| shim.parked) {
-            Some(bytes) if bytes > Bytes::ZERO && rung != Method::Hook => self.stowed.insert((process, rung), lease),
-            _ => self.stowed.remove(&(process, rung)),
+        match movers.get(&process).and_then(|mover| mover.parked) {
+            Some(bytes) if bytes > Bytes::ZERO && method != Method::Hook => {
+                self.in_host_memory.insert((process, method), lease)
+            }
+            _ => self.in_host_memory.remove(&(process, method)),
         };
         self.note_quiet(lease);
-        let word = if matches!(said, MoverReport::Died(_)) { CallWord::Die } else { CallWord::Tell };
+        let word = if matches!(said, MoverReport::Died(_)) { CallWord::DiedParking } else { CallWord::Status };
         if !concerned {
             return word;
         }
-        // What was seen before its last word proves nothing.
-        if let Some(LeaseBook { at: LeaseStage::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+        // A reading before its last report proves nothing.
+        if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(&lease) {
             match said {
-                MoverReport::Died(_) if trip.way == MoveWay::Out => trip.died = Some(process),
-                MoverReport::Present { .. } => drop(trip.died.take_if(|died| *died == process)),
+                MoverReport::Died(_) if park.way == MoveWay::Leaving => park.died = Some(process),
+                MoverReport::Present { .. } => drop(park.died.take_if(|died| *died == process)),
                 _ => {}
             }
-            trip.looks.clear();
-            (trip.arrived, trip.since_then) = (None, BTreeMap::new());
+            park.agreeing_readings.clear();
+            (park.arrived, park.readings_after) = (None, BTreeMap::new());
         }
         word
     }
 
-    /// Somebody needs the cards of a holder that is leaving them.
-    pub(super) fn ask_for(&mut self, lease: LeaseId) {
-        if let Some(LeaseBook { at: LeaseStage::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
-            trip.asked_for |= trip.way == MoveWay::Out;
+    /// Notes that a lease that is parking needs its GPUs.
+    pub(super) fn note_wanted(&mut self, lease: LeaseId) {
+        if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(&lease) {
+            park.is_wanted |= park.way == MoveWay::Leaving;
         }
     }
 
-    /// The same of a holder that has left them already.
-    pub(super) fn ask_at_once(&mut self, lease: LeaseId) {
-        if let Some(LeaseBook { at: LeaseStage::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
-            trip.asked_for |= trip.way != MoveWay::Back && trip.wants.is_none();
+    /// The same for a lease that may be parked already.
+    pub(super) fn note_wanted_now(&mut self, lease: LeaseId) {
+        if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(&lease) {
+            park.is_wanted |= park.way != MoveWay::Returning && park.queued_since.is_none();
         }
     }
 
-    /// What those who speak for a lease on a rung say it has in host memory.
-    pub(super) fn said(&self, lease: LeaseId, rung: Method) -> Bytes {
-        self.voices(lease, rung).values().filter_map(|voice| voice.parked).sum()
+    /// The bytes that the movers of a lease report in host memory.
+    pub(super) fn reported_bytes(&self, lease: LeaseId, method: Method) -> Bytes {
+        self.movers_of(lease, method).values().filter_map(|mover| mover.parked).sum()
     }
 
-    pub(super) fn none_parked(&self, lease: LeaseId, rung: Method) -> bool {
-        self.voices(lease, rung).values().all(|voice| voice.parked.is_none())
+    pub(super) fn none_parked(&self, lease: LeaseId, method: Method) -> bool {
+        self.movers_of(lease, method).values().all(|mover| mover.parked.is_none())
     }
 
-    /// The rules are others now: what is on its way may take as long as any of them allowed.
-    pub fn allow_trips(&mut self) {
+    /// After a change of the policy: a move may take as long as the old or the new one allows.
+    pub fn extend_time_limits(&mut self) {
         let parking = &self.policy.parking;
-        for lease in &self.trips {
-            if let Some(LeaseBook { at: LeaseStage::Away(_, trip), .. }) = self.leases.get_mut(lease) {
-                trip.span = trip.span.max(trip.allowed(parking));
-                trip.sight = trip.sight.max(parking.move_timeout);
+        for lease in &self.moving {
+            if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(lease) {
+                park.time_limit = park.time_limit.max(park.time_allowed(parking));
+                park.sight_limit = park.sight_limit.max(parking.move_timeout);
             }
         }
     }
 
-    /// Nothing is known of a lease's programs any more.
-    pub fn forget_programs(&mut self, lease: LeaseId) {
-        Method::REVERSIBLE.iter().for_each(|rung| drop(self.voices.remove(&(lease, *rung))));
-        self.stowed.retain(|_, of| *of != lease);
+    /// Forgets the programs of a lease.
+    pub fn remove_movers(&mut self, lease: LeaseId) {
+        Method::REVERSIBLE.iter().for_each(|method| drop(self.movers.remove(&(lease, *method))));
+        self.in_host_memory.retain(|_, of| *of != lease);
     }
 
-    /// The host's memory was looked at: whatever had left its cards is in it.
-    pub fn read_ram(&mut self, available: Option<Bytes>) {
-        (self.ram, self.unread) = (available, Bytes::ZERO);
+    /// Takes a reading of the host's memory: it includes all that was parked before.
+    pub fn set_host_memory(&mut self, available: Option<Bytes>) {
+        (self.host_memory, self.booked_since_reading) = (available, Bytes::ZERO);
     }
 
-    /// A card answered: who is on its way may be seen to have arrived.
-    pub fn look_at_trips(&mut self, number: usize, begun: Time) {
-        for lease in self.trips.iter().copied().collect::<Vec<_>>() {
+    /// Counts a reading of a GPU for the leases that are parking or resuming there.
+    pub fn count_readings(&mut self, number: usize, begun: Time) {
+        for lease in self.moving.iter().copied().collect::<Vec<_>>() {
             let Some(book) = self.leases.get(&lease) else { continue };
-            let LeaseStage::Away(held, trip) = &book.at else { continue };
-            if !held.cards.contains(&number) || trip.way == MoveWay::Gone {
+            let LeaseStage::Park(held, park) = &book.stage else { continue };
+            if !held.gpus.contains(&number) || park.way == MoveWay::Parked {
                 continue;
             }
-            let agrees = match trip.way {
-                MoveWay::Out => self.shows_gone(lease, held, trip, number, begun),
-                _ => self.shows_back(book, trip, number, begun),
+            let agrees = match park.way {
+                MoveWay::Leaving => self.shows_gone(lease, held, park, number, begun),
+                _ => self.shows_back(book, park, number, begun),
             };
-            let now = self.heard.unwrap_or_default();
-            if let Some(LeaseBook { at: LeaseStage::Away(held, trip), .. }) = self.leases.get_mut(&lease) {
-                trip.look(&held.cards, number, agrees, begun, now);
+            let now = self.last_event_at.unwrap_or_default();
+            if let Some(LeaseBook { stage: LeaseStage::Park(held, park), .. }) = self.leases.get_mut(&lease) {
+                park.count_reading(&held.gpus, number, agrees, begun, now);
             }
         }
     }
 
-    /// A lease's processes on a card, as of the last look that was answered.
-    pub fn own_on(&self, lease: LeaseId, number: usize) -> impl Iterator<Item = &ProcKey> {
-        self.cards[number].all.iter().filter(move |process| self.owners.get(process) == Some(&lease))
+    /// A lease's processes on a GPU, by the last reading that succeeded.
+    pub fn processes_on(&self, lease: LeaseId, number: usize) -> impl Iterator<Item = &ProcKey> {
+        self.gpus[number].processes.iter().filter(move |process| self.owners.get(process) == Some(&lease))
     }
 
-    /// What was seen of a lease on a card.
+    /// What was seen of a lease on a GPU.
     pub fn seen_of(&self, lease: LeaseId, number: usize) -> Bytes {
-        let seen = self.cards[number].seen.iter().find(|(of, _)| *of == lease);
+        let seen = self.gpus[number].seen_bytes.iter().find(|(of, _)| *of == lease);
         seen.map_or(Bytes::ZERO, |(_, bytes)| *bytes)
     }
 
-    fn seen_in_all(&self, lease: LeaseId, held: &HeldBook) -> Bytes {
-        held.cards.iter().map(|card| self.seen_of(lease, *card)).sum()
+    fn seen_on_all_gpus(&self, lease: LeaseId, held: &HeldBook) -> Bytes {
+        held.gpus.iter().map(|gpu| self.seen_of(lease, *gpu)).sum()
     }
 
-    fn shows_gone(&self, lease: LeaseId, held: &HeldBook, trip: &MoveBook, number: usize, begun: Time) -> bool {
-        let card = &self.cards[number];
-        let voices = self.voices(lease, trip.rung);
-        let each = card.facts.context.unwrap_or(CONTEXT) + BESIDE;
-        let programs = self.own_on(lease, number).count() as u64;
-        let said = self.said(lease, trip.rung);
-        let told = |voice: &MoverBook| voice.parked.is_some() && voice.word < begun;
-        // Whose programs all went away has nothing there; a hook and the driver have a voice or none.
-        let heard = trip.rung == Method::Shim || !voices.is_empty();
-        let heard = heard && trip.since < begun && voices.values().all(told);
-        if card.is_coarse() {
-            let known = self.own_on(lease, number).all(|process| voices.contains_key(process));
-            return heard && known && trip.rung == Method::Shim && self.shows_less(held, trip, said);
+    fn shows_gone(&self, lease: LeaseId, held: &HeldBook, park: &MoveBook, number: usize, begun: Time) -> bool {
+        let gpu = &self.gpus[number];
+        let movers = self.movers_of(lease, park.method);
+        let each = gpu.facts.context.unwrap_or(CONTEXT) + BESIDE;
+        let programs = self.processes_on(lease, number).count() as u64;
+        let said = self.reported_bytes(lease, park.method);
+        let told = |mover: &MoverBook| mover.parked.is_some() && mover.reported_at < begun;
+        // Without programs a lease has nothing there; a hook and the driver must have reported.
+        let heard = park.method == Method::Shim || !movers.is_empty();
+        let heard = heard && park.since < begun && movers.values().all(told);
+        if gpu.is_coarse() {
+            let known = self.processes_on(lease, number).all(|process| movers.contains_key(process));
+            return heard && known && park.method == Method::Shim && self.has_lost_enough(held, park, said);
         }
-        let heard = heard && matches!(card.look, SeenReading::Free(_));
+        let heard = heard && matches!(gpu.reading, SeenReading::Free(_));
         let few = self.seen_of(lease, number).0 <= each.0 * programs;
-        let all = self.seen_in_all(lease, held);
-        if trip.rung == Method::Hook {
-            return heard && (few || all.0 <= trip.had.0 / 8);
+        let all = self.seen_on_all_gpus(lease, held);
+        if park.method == Method::Hook {
+            return heard && (few || all.0 <= park.had_bytes.0 / 8);
         }
         heard
             && few
-            && self.own_on(lease, number).all(|process| voices.contains_key(process))
+            && self.processes_on(lease, number).all(|process| movers.contains_key(process))
             && (said <= LITTLE || all <= held.booked.less(Bytes(said.0 / 2)))
     }
 
-    fn shows_back(&self, book: &LeaseBook, trip: &MoveBook, number: usize, begun: Time) -> bool {
-        let shims = self.voices(book.id, trip.rung);
-        // Of whom nothing was heard nothing is known.
-        let heard = !shims.is_empty() || !book.bound;
-        let told = |shim: &MoverBook| shim.parked.is_none() && shim.word < begun;
-        let known = self.own_on(book.id, number).all(|process| shims.contains_key(process));
-        let known = known || trip.rung == Method::Hook;
-        heard && known && trip.since < begun && shims.values().all(told) && !self.may_have(book.id, trip)
+    fn shows_back(&self, book: &LeaseBook, park: &MoveBook, number: usize, begun: Time) -> bool {
+        let movers = self.movers_of(book.id, park.method);
+        // Without a report nothing is known.
+        let heard = !movers.is_empty() || !book.bound;
+        let told = |mover: &MoverBook| mover.parked.is_none() && mover.reported_at < begun;
+        let known = self.processes_on(book.id, number).all(|process| movers.contains_key(process));
+        let known = known || park.method == Method::Hook;
+        heard && known && park.since < begun && movers.values().all(told) && !self.may_have(book.id, park)
     }
 
     // ---- rule 3 ------------------------------------------------------------
 
-    /// A way in which a holder could leave its cards now.
+    /// The cheapest method by which a lease could be parked now.
     pub fn could_leave(&self, now: Time, lease: LeaseId, book: &LeaseBook) -> Option<Method> {
-        Method::REVERSIBLE.into_iter().find(|rung| self.parkable(now, lease, book, *rung).is_ok())
+        Method::REVERSIBLE.into_iter().find(|method| self.parkable(now, lease, book, *method).is_ok())
     }
 
-    /// Whether a holder's time is over.
-    pub fn is_over(&self, now: Time, held: &HeldBook) -> bool {
+    /// True if the term of a lease is over.
+    pub fn is_term_over(&self, now: Time, held: &HeldBook) -> bool {
         now >= held.until && !self.in_grace(now, held.renewed)
     }
 
-    /// How much host memory parking a holder in this way takes, or why it cannot be parked.
-    pub fn parkable(&self, now: Time, lease: LeaseId, book: &LeaseBook, rung: Method) -> Result<Bytes, &'static str> {
-        let LeaseStage::Held(held) = &book.at else { return Err("it is not on its cards") };
+    /// The host memory that parking a lease by this method takes, or why it cannot be parked.
+    pub fn parkable(&self, now: Time, lease: LeaseId, book: &LeaseBook, method: Method) -> Result<Bytes, &'static str> {
+        let LeaseStage::Held(held) = &book.stage else { return Err("it is not on its GPUs") };
         let parking = &self.policy.parking;
-        let shims = self.voices(lease, rung);
-        if shims.is_empty() {
-            return Err("nobody is there to be told");
+        let movers = self.movers_of(lease, method);
+        if movers.is_empty() {
+            return Err("no mover listens");
         }
-        if (parking.space == Bytes::ZERO && rung != Method::Hook) || self.is_stopped() {
-            return Err("nobody is parked now");
+        if (parking.space == Bytes::ZERO && method != Method::Hook) || self.is_stopped() {
+            return Err("parking is off now");
         }
-        if book.rests.on(rung) > now {
+        if book.backoff.until(method) > now {
             return Err("it was tried a moment ago");
         }
-        if self.is_over(now, held) && book.rests.failed(rung, held.renewed) {
-            return Err("it was tried, and its time is over");
+        if self.is_term_over(now, held) && book.backoff.failed_since(method, held.renewed) {
+            return Err("it was tried, and its term is over");
         }
-        if shims.values().any(|shim| shim.cannot) {
-            return Err("one of its programs cannot be");
+        if movers.values().any(|mover| mover.cannot) {
+            return Err("one of its programs cannot be parked");
         }
-        for number in &held.cards {
-            let card = &self.cards[*number];
-            let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
-            let tells = matches!(card.look, SeenReading::Free(_)) || (card.is_coarse() && rung == Method::Shim);
+        for number in &held.gpus {
+            let gpu = &self.gpus[*number];
+            let stale = now.since(gpu.reading_began).0 > 2 * self.policy.period.0;
+            let tells = matches!(gpu.reading, SeenReading::Free(_)) || (gpu.is_coarse() && method == Method::Shim);
             if stale || !tells {
-                return Err("nobody would see its bytes go");
+                return Err("its GPUs cannot be read");
             }
-            if rung != Method::Hook && self.own_on(lease, *number).any(|process| !shims.contains_key(process)) {
+            if method != Method::Hook && self.processes_on(lease, *number).any(|process| !movers.contains_key(process))
+            {
                 return Err("one of its programs does not listen");
             }
         }
-        if rung == Method::Shim && self.is_taken_up(lease, held) {
-            return Err("somebody else moves where nobody tells whose bytes are whose");
+        if method == Method::Shim && self.is_other_move_under_way(lease, held) {
+            return Err("another lease moves on a GPU that does not tell the bytes of single processes");
         }
-        if rung == Method::Driver && !book.ask.may_lose_state {
-            self.keeps_to_its_cards(now, lease, held)?;
+        if method == Method::Driver && !book.request.may_lose_state {
+            self.stays_on_its_gpus(now, lease, held)?;
             self.sure_of_room(lease, held)?;
         }
-        if rung == Method::Hook {
+        if method == Method::Hook {
             return Ok(Bytes::ZERO);
         }
-        let need = self.has_in_all(lease, held) + LITTLE;
-        let available = self.ram.ok_or("nobody knows how much host memory there is")?;
+        let need = self.bytes_held(lease, held) + LITTLE;
+        let available = self.host_memory.ok_or("the host's free memory is not known")?;
         self.has_memory(need, available)?;
         let cap = self.policy.caps_for(&self.tenants[book.tenant].name, &[]).parked;
         match cap {
-            Some(cap) if self.booked_by(Some(book.tenant)) + need > cap => Err("its tenant has as much as it may"),
+            Some(cap) if self.booked_by(Some(book.tenant)) + need > cap => Err("its tenant has all that it may"),
             _ => Ok(need),
         }
     }
@@ -515,15 +557,15 @@ impl CheckerBooks {
         all.filter_map(LeaseBook::held).map(|held| held.booked).sum()
     }
 
-    /// Whether so much more host memory can be booked.
+    /// Why so much more host memory cannot be booked.
     pub(super) fn has_memory(&self, need: Bytes, available: Bytes) -> Result<(), &'static str> {
         let parking = &self.policy.parking;
         let out = self
             .leases
             .values()
-            .filter(|book| matches!(&book.at, LeaseStage::Away(_, trip) if trip.way == MoveWay::Out));
+            .filter(|book| matches!(&book.stage, LeaseStage::Park(_, park) if park.way == MoveWay::Leaving));
         let leaving: Bytes = out.filter_map(LeaseBook::held).map(|held| held.booked).sum();
-        if need + parking.keep_available + leaving + self.unread > available {
+        if need + parking.keep_available + leaving + self.booked_since_reading > available {
             return Err("the host has too little memory");
         }
         if self.booked_by(None) + need > parking.space {
@@ -532,7 +574,7 @@ impl CheckerBooks {
         Ok(())
     }
 
-    /// A holder's bytes shall leave its cards.
+    /// Takes a park.
     pub fn park(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
         let LeaseAction::Park {
             at,
@@ -552,258 +594,284 @@ impl CheckerBooks {
         };
         let (at, booked, again, rung, quiet) = (*at, *booked, *again, *rung, *quiet);
         let Some(book) = self.leases.get(&lease) else { return must(0, false, || format!("no {lease} to park")) };
-        let LeaseStage::Held(held) = &book.at else {
-            return must(5, false, || format!("{lease} is told to leave its cards, and it is {:?}", book.at));
+        let LeaseStage::Held(held) = &book.stage else {
+            return must(5, false, || format!("{lease} is told to park, and it is {:?}", book.stage));
         };
         must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
-        // Only the library reports the next use: a lease that leaves in another way while idle is passive.
-        let moved = matches!(cause, EventCause::Observed(..) | EventCause::Watched(_)) && self.watch.is_by(lease);
+        // Only the shim reports the next use: a lease that is parked by another method while idle is passive.
+        let moved = matches!(cause, EventCause::Observed(..) | EventCause::Unleased(_))
+            && self.unleased.is_parking_lease(lease);
         let by_hand = moved || matches!(cause, EventCause::Park(of, _) if *of == lease);
         let by_hand = by_hand && room_for.is_none() && aside.is_none();
-        let is_heard = rung == Method::Shim || (rung == Method::Hook && !self.voices(lease, Method::Shim).is_empty());
+        let is_heard =
+            rung == Method::Shim || (rung == Method::Hook && !self.movers_of(lease, Method::Shim).is_empty());
         let passive = (!is_heard || aside.is_some()) && again.is_none() && !by_hand;
         must(9, quiet == passive, || {
-            format!("{lease} leaves ({rung}), asks again as of {again:?}, and is passive: {quiet}")
+            format!("{lease} is parked ({rung}), requests its GPUs again as of {again:?}, and is passive: {quiet}")
         })?;
         let takes_contexts = rung == Method::Shim && room_for.is_some() && self.policy.parking.context_after.is_some();
         must(9, !with_context || takes_contexts, || format!("{lease} is parked ({rung}) with its contexts"))?;
-        let had_then = self.has_in_all(lease, held);
+        let had_then = self.bytes_held(lease, held);
         must(0, *had == had_then, || format!("{lease} is parked with {had}, and has {had_then}"))?;
         match cause {
-            _ if room_for.is_some() => self.check_room_for(now, cause, book, again, *room_for)?,
+            _ if room_for.is_some() => self.check_parked_for(now, cause, book, again, *room_for)?,
             _ if aside.is_some() => {
-                let number = aside.map(|card| usize::from(card.0)).unwrap_or_default();
+                let number = aside.map(|gpu| usize::from(gpu.0)).unwrap_or_default();
                 self.check_parked_aside(now, cause, book, held, number, again)?;
             }
             _ if moved => must(17, again.is_none() && !quiet, || {
-                format!("{lease} is parked as a stranger, and asks again as of {again:?}")
+                format!("{lease} is parked as an unleased process, and requests its GPUs again as of {again:?}")
             })?,
             EventCause::Park(of, ExpectedAnswer::Yes(true)) => {
                 must(17, *of == lease && again.is_none() && !quiet, || {
-                    format!("{lease} is parked after {cause:?}, and asks again as of {again:?}")
+                    format!("{lease} is parked after {cause:?}, and requests its GPUs again as of {again:?}")
                 })?
             }
             EventCause::Ticked => {
-                let over = held.until <= now && !self.in_grace(now, book.since()) && !book.fixed();
+                let over = held.until <= now && !self.in_grace(now, book.stage_began()) && !book.has_fixed_term();
                 must(8, over, || format!("{lease} is parked at {now}, and it has until {}", held.until))?;
-                let wanted = self.wanted(book.tenant, &held.cards).at_all;
-                must(8, wanted, || format!("{lease} is parked, and nobody wants its cards"))?;
+                let wanted = self.wanted(book.tenant, &held.gpus).at_all;
+                must(8, wanted, || format!("{lease} is parked, and no waiter needs its GPUs"))?;
                 let silent = !book.worked && !is_heard;
                 must(9, again == book.worked.then_some(now + Span(1)) && quiet == silent, || {
-                    format!("{lease} (at work: {}) is parked and asks again as of {again:?}", book.worked)
+                    format!("{lease} (busy: {}) is parked and requests its GPUs again as of {again:?}", book.worked)
                 })?;
             }
             _ => return must(17, false, || format!("{lease} is parked after {cause:?}")),
         }
         let sure = self.sure_of_room(lease, held);
-        must(2, rung != Method::Driver || book.ask.may_lose_state || sure.is_ok(), || {
+        must(2, rung != Method::Driver || book.request.may_lose_state || sure.is_ok(), || {
             format!("the driver parks {lease}, and a restore may lack room: {sure:?}")
         })?;
         let can = self.parkable(now, lease, book, rung);
         must(3, can == Ok(booked), || {
             format!("{lease} is parked ({rung}), {booked} booked, and by the books {can:?}")
         })?;
-        let driven = self.voices(lease, rung).keys().filter(|_| rung == Method::Driver);
-        let driven: Vec<ProcKey> = driven.copied().collect();
-        must(2, *processes == driven, || format!("{lease} is parked ({rung}) with {processes:?}, not {driven:?}"))?;
-        let before = self.beside(lease, held);
+        let driver_processes = self.movers_of(lease, rung).keys().filter(|_| rung == Method::Driver);
+        let driver_processes: Vec<ProcKey> = driver_processes.copied().collect();
+        must(2, *processes == driver_processes, || {
+            format!("{lease} is parked ({rung}) with {processes:?}, not {driver_processes:?}")
+        })?;
+        let others_before = self.other_users_of(lease, held);
         let with_context = *with_context;
-        let trip = MoveBook {
-            again,
+        let park = MoveBook {
+            requests_again: again,
             passive,
             with_context,
-            rung,
-            had: *had,
-            before,
-            driven,
-            ..MoveBook::new(MoveWay::Out, now, Span::ZERO)
+            method: rung,
+            had_bytes: *had,
+            others_before,
+            driver_processes,
+            ..MoveBook::new(MoveWay::Leaving, now, Span::ZERO)
         };
-        let trip = trip.turned(MoveWay::Out, now, &self.policy.parking);
-        self.set_trip(lease, trip, |held| {
-            (held.booked, held.moved, held.notice, held.over) = (booked, true, None, None);
+        let park = park.with_way(MoveWay::Leaving, now, &self.policy.parking);
+        self.set_move(lease, park, |held| {
+            (held.booked, held.was_moved, held.notice, held.overuse) = (booked, true, None, None);
         });
-        self.noticed.remove(&lease);
+        self.told_to_end.remove(&lease);
         Ok(())
     }
 
-    /// Moves a lease to another part of its trip.
-    fn set_trip(&mut self, lease: LeaseId, trip: MoveBook, change: impl FnOnce(&mut HeldBook)) {
+    /// Moves a lease to another stage.
+    fn set_move(&mut self, lease: LeaseId, park: MoveBook, change: impl FnOnce(&mut HeldBook)) {
         let Some(book) = self.remove(lease) else { return };
         let Some(mut held) = book.held().cloned() else { return };
         change(&mut held);
-        self.insert(lease, LeaseBook { at: LeaseStage::Away(held, Box::new(trip)), ..book });
+        self.insert(lease, LeaseBook { stage: LeaseStage::Park(held, Box::new(park)), ..book });
     }
 
-    pub(super) fn trip(&self, lease: LeaseId, way: MoveWay) -> Result<(&LeaseBook, &HeldBook, &MoveBook), Violation> {
+    pub(super) fn move_of(
+        &self,
+        lease: LeaseId,
+        way: MoveWay,
+    ) -> Result<(&LeaseBook, &HeldBook, &MoveBook), Violation> {
         let book = self.leases.get(&lease);
         if let Some(book) = book
-            && let LeaseStage::Away(held, trip) = &book.at
-            && trip.way == way
+            && let LeaseStage::Park(held, park) = &book.stage
+            && park.way == way
         {
-            return Ok((book, held, trip));
+            return Ok((book, held, park));
         }
         Err(Violation { rule: 0, what: format!("{lease} should be {way:?}, and is {book:?}") })
     }
 
     // ---- rule 4 ------------------------------------------------------------
 
-    /// Whether a trip has taken longer than it may.
-    pub(super) fn is_overdue(&self, now: Time, trip: &MoveBook) -> bool {
-        let span = trip.allowed(&self.policy.parking);
-        now >= trip.since + span && !self.in_grace(now, trip.since)
+    /// True if a move has taken longer than it may.
+    pub(super) fn is_overdue(&self, now: Time, park: &MoveBook) -> bool {
+        let span = park.time_allowed(&self.policy.parking);
+        now >= park.since + span && !self.in_grace(now, park.since)
     }
 
-    /// When all who speak for a holder that leaves had said that its bytes are gone.
-    pub(super) fn all_said(&self, lease: LeaseId, trip: &MoveBook) -> Option<Time> {
-        let voices = self.voices(lease, trip.rung);
-        let said = voices.values().all(|voice| voice.parked.is_some());
-        let words = voices.values().map(|voice| voice.word).chain([trip.since]);
+    /// When the last mover of a lease reported that its bytes are gone; `None` if one has not.
+    pub(super) fn all_reported_at(&self, lease: LeaseId, park: &MoveBook) -> Option<Time> {
+        let movers = self.movers_of(lease, park.method);
+        let said = movers.values().all(|mover| mover.parked.is_some());
+        let words = movers.values().map(|mover| mover.reported_at).chain([park.since]);
         words.max().filter(|_| said)
     }
 
-    /// Whether what was said to be gone should have been seen by now, whatever time is left to go.
-    pub(super) fn is_unseen(&self, now: Time, lease: LeaseId, trip: &MoveBook) -> bool {
-        let by = self.all_said(lease, trip).map(|said| said + self.policy.parking.move_timeout);
-        let by = by.map(|by| by.min(trip.since + trip.allowed(&self.policy.parking)));
-        by.is_some_and(|by| now >= by) && !self.in_grace(now, trip.since)
+    /// True if readings should have shown by now what was reported to be gone.
+    pub(super) fn is_sight_overdue(&self, now: Time, lease: LeaseId, park: &MoveBook) -> bool {
+        let by = self.all_reported_at(lease, park).map(|said| said + self.policy.parking.move_timeout);
+        let by = by.map(|by| by.min(park.since + park.time_allowed(&self.policy.parking)));
+        by.is_some_and(|by| now >= by) && !self.in_grace(now, park.since)
     }
 
-    /// Whether all of a holder has left, by its programs' word: none is there that could refuse to.
-    fn has_all_left(&self, held: &HeldBook, lease: LeaseId, trip: &MoveBook) -> bool {
-        let voices = self.voices(lease, trip.rung);
-        let known = |number: &usize| self.own_on(lease, *number).all(|process| voices.contains_key(process));
-        let heard = trip.rung == Method::Shim || !voices.is_empty();
-        let known = trip.rung == Method::Hook || held.cards.iter().all(known);
-        heard && known && self.all_said(lease, trip).is_some()
+    /// True if all of a lease has left, by its programs' reports: none is there that could refuse to.
+    fn has_all_left(&self, held: &HeldBook, lease: LeaseId, park: &MoveBook) -> bool {
+        let movers = self.movers_of(lease, park.method);
+        let known = |number: &usize| self.processes_on(lease, *number).all(|process| movers.contains_key(process));
+        let heard = park.method == Method::Shim || !movers.is_empty();
+        let known = park.method == Method::Hook || held.gpus.iter().all(known);
+        heard && known && self.all_reported_at(lease, park).is_some()
     }
 
-    /// A holder's bytes stay after all.
+    /// Takes the order that a lease stays on its GPUs.
     pub fn unpark(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time, why: &UnparkReason) -> Verdict {
-        let (_, held, trip) = self.trip(lease, MoveWay::Out)?;
-        let coarse = held.cards.iter().any(|number| self.cards[*number].is_coarse());
+        let (_, held, park) = self.move_of(lease, MoveWay::Leaving)?;
+        let coarse = held.gpus.iter().any(|number| self.gpus[*number].is_coarse());
         let fits = match why {
-            // Whoever has more than was booked does not fit, whatever it says.
-            UnparkReason::Refused(_) if trip.rung != Method::Hook && self.said(lease, trip.rung) > held.booked => true,
+            // A lease with more than was booked is refused, whatever it reports.
+            UnparkReason::Refused(_)
+                if park.method != Method::Hook && self.reported_bytes(lease, park.method) > held.booked =>
+            {
+                true
+            }
             UnparkReason::Refused(_) if matches!(cause, EventCause::Unwrapped(of) if *of == lease) => {
-                trip.rung == Method::Hook
+                park.method == Method::Hook
             }
             UnparkReason::Refused(_) => {
-                let said = |of: &LeaseId| *of == lease && !self.has_all_left(held, lease, trip);
-                let refusal = |word: &CallWord| matches!(word, CallWord::Refuse | CallWord::Outgrow);
-                matches!(cause, EventCause::Said(of, word) | EventCause::Hooked(of, word) if said(of) && refusal(word))
+                let said = |of: &LeaseId| *of == lease && !self.has_all_left(held, lease, park);
+                let refusal = |word: &CallWord| matches!(word, CallWord::Refused | CallWord::Outgrown);
+                matches!(cause, EventCause::Reported(of, word) | EventCause::Hooked(of, word) if said(of) && refusal(word))
             }
-            UnparkReason::Silent => matches!(cause, EventCause::Ticked) && self.is_overdue(now, trip),
-            UnparkReason::NotSeen => matches!(cause, EventCause::Ticked) && self.is_unseen(now, lease, trip) && !coarse,
-            UnparkReason::Unclear => matches!(cause, EventCause::Ticked) && self.is_unseen(now, lease, trip) && coarse,
+            UnparkReason::Silent => matches!(cause, EventCause::Ticked) && self.is_overdue(now, park),
+            UnparkReason::NotSeen => {
+                matches!(cause, EventCause::Ticked) && self.is_sight_overdue(now, lease, park) && !coarse
+            }
+            UnparkReason::Unclear => {
+                matches!(cause, EventCause::Ticked) && self.is_sight_overdue(now, lease, park) && coarse
+            }
         };
-        must(8, fits && at == now, || format!("{lease} shall stay ({why:?}) after {cause:?}: {trip:?}"))?;
-        let rests = if *why == UnparkReason::NotSeen { DISTRUST } else { 1 };
-        let rung = trip.rung;
-        // Whoever was told to leave and said nothing may leave yet.
-        let silent = *why == UnparkReason::Silent && rung == Method::Driver;
-        let trip = MoveBook { back: false, ..trip.turned(MoveWay::Back, now, &self.policy.parking) };
-        self.set_trip(lease, trip, |_| {});
-        let voices = self.voices.get_mut(&(lease, rung)).filter(|_| silent);
-        let here = voices.into_iter().flat_map(|voices| voices.values_mut()).filter(|voice| voice.parked.is_none());
-        here.for_each(|voice| voice.unknown = true);
+        must(8, fits && at == now, || format!("{lease} shall stay ({why:?}) after {cause:?}: {park:?}"))?;
+        let backoff = if *why == UnparkReason::NotSeen { DISTRUST } else { 1 };
+        let method = park.method;
+        // A mover that was told to park and reported nothing may park yet.
+        let silent = *why == UnparkReason::Silent && method == Method::Driver;
+        let park = MoveBook { was_resumed: false, ..park.with_way(MoveWay::Returning, now, &self.policy.parking) };
+        self.set_move(lease, park, |_| {});
+        let movers = self.movers.get_mut(&(lease, method)).filter(|_| silent);
+        let here = movers.into_iter().flat_map(|movers| movers.values_mut()).filter(|mover| mover.parked.is_none());
+        here.for_each(|mover| mover.unknown = true);
         match cause {
-            // It may be tried again at once; that it failed once before does not count any more.
-            EventCause::Said(_, CallWord::Outgrow) => {
+            // It may be tried again at once; an earlier failure does not count any more.
+            EventCause::Reported(_, CallWord::Outgrown) => {
                 if let Some(book) = self.leases.get_mut(&lease) {
-                    book.rests.set(rung, Time::ZERO, Time::ZERO);
+                    book.backoff.set(method, Time::ZERO, Time::ZERO);
                 }
             }
-            _ => self.rest(now, lease, rung, rests),
+            _ => self.back_off(now, lease, method, backoff),
         }
         Ok(())
     }
 
-    pub(super) fn rest(&mut self, now: Time, lease: LeaseId, rung: Method, times: u64) {
+    pub(super) fn back_off(&mut self, now: Time, lease: LeaseId, method: Method, times: u64) {
         let rest = Span(self.policy.parking.retry_after.0 * times);
         if let Some(book) = self.leases.get_mut(&lease) {
-            book.rests.set(rung, now, now + rest);
+            book.backoff.set(method, now, now + rest);
         }
     }
 
-    /// A holder's bytes were seen to be gone.
-    pub fn parked(&mut self, now: Time, lease: LeaseId, at: Time, mark: Option<Time>) -> Verdict {
-        let (book, held, trip) = self.trip(lease, MoveWay::Out)?;
+    /// Takes that a lease's bytes were seen to be gone.
+    pub fn parked(&mut self, now: Time, lease: LeaseId, at: Time, debt_clock: Option<Time>) -> Verdict {
+        let (book, held, park) = self.move_of(lease, MoveWay::Leaving)?;
         must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
-        let shims = self.voices(lease, trip.rung);
-        must(4, shims.values().all(|shim| shim.parked.is_some()), || {
-            format!("{lease} is parked, and one of its programs has not said so: {shims:?}")
+        let movers = self.movers_of(lease, park.method);
+        must(4, movers.values().all(|mover| mover.parked.is_some()), || {
+            format!("{lease} is parked, and one of its programs has not reported so: {movers:?}")
         })?;
-        let said = self.said(lease, trip.rung);
-        must(3, trip.rung == Method::Hook || said <= held.booked, || {
+        let said = self.reported_bytes(lease, park.method);
+        must(3, park.method == Method::Hook || said <= held.booked, || {
             format!("{lease} is parked with {said}, and {} are booked", held.booked)
         })?;
-        must(4, trip.seen_on(held, LOOKS), || {
+        must(4, park.has_readings(held, READINGS), || {
             format!(
-                "{lease} is parked on its word, and the looks after it are {:?} of cards {:?}",
-                trip.looks, held.cards
+                "{lease} is parked by its report alone, and the readings after it are {:?} of GPUs {:?}",
+                park.agreeing_readings, held.gpus
             )
         })?;
-        let readable = |number: &&usize| !matches!(self.cards[**number].look, SeenReading::Blind | SeenReading::Lost);
+        let readable =
+            |number: &&usize| !matches!(self.gpus[**number].reading, SeenReading::Unreadable | SeenReading::Lost);
         let unheard =
-            |number: &usize| self.own_on(lease, *number).find(|process| !shims.contains_key(process)).copied();
-        let other = held.cards.iter().filter(readable).find_map(unheard);
-        must(4, other.is_none() || trip.rung == Method::Hook, || {
-            format!("{lease} is parked, and {other:?} of its is not")
+            |number: &usize| self.processes_on(lease, *number).find(|process| !movers.contains_key(process)).copied();
+        let other = held.gpus.iter().filter(readable).find_map(unheard);
+        must(4, other.is_none() || park.method == Method::Hook, || {
+            format!("{lease} is parked, and its process {other:?} is not")
         })?;
         let graced = if held.renewed <= self.grace_from { self.grace_until } else { Time::ZERO };
-        let left = book.fixed().then(|| held.until.max(graced).since(now));
+        let left = book.has_fixed_term().then(|| held.until.max(graced).since(now));
         must(8, left != Some(Span::ZERO), || format!("{lease} is parked, and its term is over: {held:?}"))?;
         let booked = held.booked;
-        let trip = MoveBook { left, ..trip.turned(MoveWay::Gone, now, &self.policy.parking) };
-        self.give_back(now, lease, mark)?;
-        self.unread = self.unread + booked;
-        self.set_trip(lease, trip, |held| {
-            (held.paid, held.idle, held.before) = (Span::ZERO, false, None);
+        let park = MoveBook { term_left: left, ..park.with_way(MoveWay::Parked, now, &self.policy.parking) };
+        self.check_refund(now, lease, debt_clock)?;
+        self.booked_since_reading = self.booked_since_reading + booked;
+        self.set_move(lease, park, |held| {
+            (held.prepaid, held.idle, held.not_beyond) = (Span::ZERO, false, None);
             held.spent = held.charge(now);
-            (held.began, held.sized, held.stopped, held.less) = (now, now, Some(now), 0);
+            (held.slice_began, held.resized_at, held.stopped, held.uncharged) = (now, now, Some(now), 0);
         });
         Ok(())
     }
 
-    /// A parked holder waits for its cards, as of when it asked for them.
-    pub fn want(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
+    /// Takes that a parked lease waits for its GPUs, as of when it requested them.
+    pub fn queue_parked(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
         let LeaseAction::QueueParked { at, vram, at_least, wake, .. } = action else { return Ok(()) };
         let (at, vram, at_least) = (*at, *vram, *at_least);
-        let (book, held, trip) = self.trip(lease, MoveWay::Gone)?;
-        must(9, !trip.passive || wake.is_some(), || format!("{lease} is passive, and nothing woke it"))?;
-        must(9, trip.wants.is_none(), || format!("{lease} waits for its cards twice"))?;
+        let (book, held, park) = self.move_of(lease, MoveWay::Parked)?;
+        must(9, !park.passive || wake.is_some(), || {
+            format!("{lease} is passive, and waits for its GPUs without a call")
+        })?;
+        must(9, park.queued_since.is_none(), || format!("{lease} waits for its GPUs twice"))?;
         let asked = match cause {
-            EventCause::Said(of, CallWord::Resume)
+            EventCause::Reported(of, CallWord::Resume)
             | EventCause::Hooked(of, CallWord::Resume)
             | EventCause::Resume(of, ExpectedAnswer::Yes(_)) => *of == lease,
             EventCause::Hinted(of, counts) => *of == lease && *counts,
             _ => false,
         };
-        let fits = asked || trip.again.is_some() || trip.asked_for;
-        must(9, fits, || format!("{lease} waits for its cards, and nobody asked: {cause:?}, {trip:?}"))?;
-        let since = trip.again.unwrap_or(now);
-        must(9, at == since, || format!("{lease} waits for its cards as of {at}, and asked for them at {since}"))?;
-        let has = self.has_still(lease, held, trip);
+        let fits = asked || park.requests_again.is_some() || park.is_wanted;
+        must(9, fits, || format!("{lease} waits for its GPUs, and does not need them: {cause:?}, {park:?}"))?;
+        let since = park.requests_again.unwrap_or(now);
+        must(9, at == since, || format!("{lease} waits for its GPUs as of {at}, and requested them at {since}"))?;
+        let has = self.keeps_of_each(lease, held, park);
         let need = held.vram.less(has).max(Bytes(1));
         must(2, vram == need, || format!("{lease} waits for {vram}, and it lacks {need}"))?;
-        let whole = book.ask.vram == Vram::Whole;
+        let whole = book.request.vram == Vram::Whole;
         let least = whole.then(|| held.booked.min(vram.less(Bytes(1)))).filter(|least| *least > Bytes::ZERO);
-        must(2, at_least == least, || format!("{lease} would do with {at_least:?}, and needs {least:?}"))?;
-        let term = trip.left.map_or(book.ask.term, Term::Fixed);
-        let cards: Vec<GpuId> = held.cards.iter().map(|card| GpuId(*card as u16)).collect();
-        let ask = LeaseRequest {
+        must(2, at_least == least, || format!("{lease} accepts {at_least:?}, and needs {least:?}"))?;
+        let term = park.term_left.map_or(book.request.term, Term::Fixed);
+        let cards: Vec<GpuId> = held.gpus.iter().map(|gpu| GpuId(*gpu as u16)).collect();
+        let request = LeaseRequest {
             vram: Vram::Bytes(vram),
             at_least,
             gpus: cards.len() as u16,
             gpus_allowed: Some(GpuSelector::These(cards)),
             term,
-            ..book.ask.clone()
+            ..book.request.clone()
         };
-        let first = Some(book.ask.clone());
-        let trip = MoveBook { wants: Some(at), again: None, asked_for: false, passive: false, first, ..trip.clone() };
+        let first_request = Some(book.request.clone());
+        let park = MoveBook {
+            queued_since: Some(at),
+            requests_again: None,
+            is_wanted: false,
+            passive: false,
+            first_request,
+            ..park.clone()
+        };
         let Some(book) = self.remove(lease) else { return Ok(()) };
-        let LeaseStage::Away(held, _) = book.at else { return Ok(()) };
-        self.insert(lease, LeaseBook { ask, at: LeaseStage::Away(held, Box::new(trip)), ..book });
+        let LeaseStage::Park(held, _) = book.stage else { return Ok(()) };
+        self.insert(lease, LeaseBook { request, stage: LeaseStage::Park(held, Box::new(park)), ..book });
         Ok(())
     }
 }

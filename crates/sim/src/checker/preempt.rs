@@ -1,8 +1,8 @@
-//! Room that is made for who waits: who may be made to leave, for whom, and when.
+//! Preemption: which leases may be preempted, for which waiter, and when.
 //!
-//! What a plan costs, and whether another would be cheaper, is core's to reckon. Here is only what no
-//! plan may do: touch who has the right to stay, who stands higher and works, or whose turn is not
-//! over; ask for a waiter that does not wait, or cannot use the room, or has it coming already.
+//! What a plan costs, and whether another would be cheaper, is core's decision. Here is only what no plan may do:
+//! preempt a lease that may stay, a busy lease of a more urgent tier, or one whose time slice is not over; make room
+//! for a waiter that does not wait, cannot use the room, or gets it already.
 
 use super::books::{CheckerBooks, GpuBook, HeldBook, LeaseBook, LeaseStage, SeenReading};
 use super::calls::EventCause;
@@ -15,10 +15,10 @@ use sublet_core::method::Method;
 use sublet_core::request::{Exclusivity, Preempt, Tier, Vram};
 use sublet_core::units::{Bytes, Span, Time};
 
-/// Waiters that are looked at for a place in the queue.
+/// Waiters that are searched for a place in the queue.
 const PLACES: usize = 256;
 
-/// Whether nothing was done but to make room, which may come with any event.
+/// True if the actions only make room, which may come with any event.
 pub fn nothing_but_room(actions: &[Action]) -> bool {
     let makes_room = |action: &&Action| match action {
         Action::Lease(LeaseAction::Park { room_for, aside, .. }) => room_for.is_some() || aside.is_some(),
@@ -32,48 +32,51 @@ pub fn nothing_but_room(actions: &[Action]) -> bool {
 }
 
 impl CheckerBooks {
-    /// Somebody has to leave: what is done for one waiter may bring another to the front, so whoever is first
-    /// before anything is done stays the first.
-    pub fn makes_room_for(&mut self, waiter: Option<LeaseId>) {
-        if waiter.is_some() && self.made_first.is_none() {
+    /// Room for one waiter may bring another to the front, so the waiter that was first before any action stays the
+    /// first.
+    pub fn note_first_waiter(&mut self, waiter: Option<LeaseId>) {
+        if waiter.is_some() && self.first_before_room.is_none() {
             let first = self.in_order().next();
-            self.made_first = first;
+            self.first_before_room = first;
         }
     }
 
-    /// A holder is parked for somebody.
-    pub fn check_room_for(
+    /// Checks that a lease may be parked for a waiter.
+    pub fn check_parked_for(
         &self,
         now: Time,
         cause: &EventCause,
         book: &LeaseBook,
-        again: Option<Time>,
+        requests_again: Option<Time>,
         waiter: Option<LeaseId>,
     ) -> Verdict {
-        let idle = again.is_none();
-        let due = self.place_taken(book, waiter).unwrap_or(now + Span(1));
-        must(9, again.is_none() || again == Some(due), || {
-            format!("{} asks again as of {again:?} at {now}, and it should as of {due}: {book:?}", book.id)
+        let idle = requests_again.is_none();
+        let due = self.queue_place_taken(book, waiter).unwrap_or(now + Span(1));
+        must(9, requests_again.is_none() || requests_again == Some(due), || {
+            format!(
+                "{} requests its GPUs again as of {requests_again:?} at {now}, and it should as of {due}: {book:?}",
+                book.id
+            )
         })?;
         self.check_preempted(now, cause, book, waiter, idle)
     }
 
-    /// When the job asked whose place one takes that has to leave for the first time: the next of its tenant, of
-    /// its tier and priority, that asked later and has not started, behind the one it leaves for.
-    fn place_taken(&self, book: &LeaseBook, waiter: Option<LeaseId>) -> Option<Time> {
-        let moved = book.held().is_none_or(|held| held.moved);
-        if !self.policy.parking.stretches_slices || book.ask.tier == Tier::Interactive || moved {
+    /// When the waiter was requested whose place a lease takes that is preempted for the first time: the next of its
+    /// tenant, tier and priority that was requested later and has not started, behind the waiter it leaves for.
+    fn queue_place_taken(&self, book: &LeaseBook, waiter: Option<LeaseId>) -> Option<Time> {
+        let moved = book.held().is_none_or(|held| held.was_moved);
+        if !self.policy.parking.stretches_slices || book.request.tier == Tier::Interactive || moved {
             return None;
         }
         let order: Vec<LeaseId> = self.in_order().take(PLACES).collect();
         let from = order.iter().position(|lease| Some(*lease) == waiter)?;
         let others = order[from + 1..].iter().filter_map(|lease| self.leases.get(lease));
-        let class = |book: &LeaseBook| (book.tenant, book.ask.tier, book.ask.priority);
+        let class = |book: &LeaseBook| (book.tenant, book.request.tier, book.request.priority);
         let mut same = others.filter(|other| class(other) == class(book) && other.id > book.id);
-        same.find(|other| matches!(other.at, LeaseStage::Waiting(_))).map(|other| other.asked)
+        same.find(|other| matches!(other.stage, LeaseStage::Waiting(_))).map(|other| other.requested_at)
     }
 
-    /// A holder has to leave for a waiter, because it is idle or though it is not.
+    /// Checks that a lease may be preempted for a waiter, because it is idle or although it is busy.
     pub fn check_preempted(
         &self,
         now: Time,
@@ -84,208 +87,212 @@ impl CheckerBooks {
     ) -> Verdict {
         let lease = book.id;
         let restart = matches!(cause, EventCause::Started(..));
-        must(17, !restart, || format!("{lease} has to leave at a start"))?;
-        must(9, self.policy.parking.preempt, || format!("{lease} has to leave, and nobody has to in this house"))?;
-        let LeaseStage::Held(held) = &book.at else {
-            return must(5, false, || format!("{lease} has to leave, and it is {:?}", book.at));
+        must(17, !restart, || format!("{lease} is preempted at a start"))?;
+        must(9, self.policy.parking.preempt, || format!("{lease} is preempted, and this policy does not preempt"))?;
+        let LeaseStage::Held(held) = &book.stage else {
+            return must(5, false, || format!("{lease} is preempted, and it is {:?}", book.stage));
         };
-        let over = self.has_had_its_time(now, book, held, self.policy.overuse_grace);
-        must(20, over || book.ask.preempt != Preempt::Never, || {
-            format!("{lease} has to leave, and may stay: {:?}", book.ask)
+        let over = self.is_overuse_overdue(now, book, held, self.policy.overuse_grace);
+        must(20, over || book.request.preempt != Preempt::Never, || {
+            format!("{lease} is preempted, and may stay: {:?}", book.request)
         })?;
-        let other = waiter.and_then(|waiter| self.leases.get(&waiter)).filter(|other| other.queued().is_some());
+        let other = waiter.and_then(|waiter| self.leases.get(&waiter)).filter(|other| other.queued_since().is_some());
         let Some(other) = other else {
-            return must(9, false, || format!("{lease} has to leave for {waiter:?}, which does not wait"));
+            return must(9, false, || format!("{lease} is preempted for {waiter:?}, which does not wait"));
         };
-        self.check_its_turn(now, book, held, other, idle)?;
-        self.check_asker(now, held, other)
+        self.check_slice_over(now, book, held, other, idle)?;
+        self.check_waiter(now, held, other)
     }
 
-    /// It was idle for long, stands lower, or had its turn.
-    fn check_its_turn(&self, now: Time, book: &LeaseBook, held: &HeldBook, other: &LeaseBook, idle: bool) -> Verdict {
+    /// Checks that it was idle for long, is less urgent, or has had its time slice.
+    fn check_slice_over(&self, now: Time, book: &LeaseBook, held: &HeldBook, other: &LeaseBook, idle: bool) -> Verdict {
         let (lease, parking) = (book.id, &self.policy.parking);
-        let turn = held.began + parking.slice_min;
-        must(9, !held.moved || turn <= now, || {
-            format!("{lease} has to leave again at {now}, and came at {}", held.began)
+        let turn = held.slice_began + parking.slice_min;
+        must(9, !held.was_moved || turn <= now, || {
+            format!("{lease} is preempted again at {now}, and its slice began at {}", held.slice_began)
         })?;
-        let (own, theirs) = (book.ask.tier, other.ask.tier);
+        let (own, theirs) = (book.request.tier, other.request.tier);
         if idle {
-            let since = book.worked_at.max(held.began).max(self.grace_from);
+            let since = book.worked_at.max(held.slice_began).max(self.grace_from);
             let least = Span(2 * self.policy.period.0) + if theirs <= own { Span::ZERO } else { parking.idle_after };
             return must(9, now.since(since) >= least, || {
-                format!(
-                    "{lease} has to leave at {now} as if it were idle, and worked at {since}; {least:?} is the least"
-                )
+                format!("{lease} is preempted at {now} as idle, and worked at {since}; {least:?} is the least")
             });
         }
-        // Who was told, and still has more than its lease, stands lower than anybody.
-        if self.has_had_its_time(now, book, held, self.policy.overuse_grace) {
+        // A lease that was told that it is exceeded, and still is, is less urgent than any other.
+        if self.is_overuse_overdue(now, book, held, self.policy.overuse_grace) {
             return Ok(());
         }
-        let equal = own == theirs && other.ask.priority >= book.ask.priority && turn <= now;
-        // Between those who waited when it came the queue has decided.
-        let urgent = own > theirs && (turn <= now || other.queued().is_some_and(|since| since > held.began));
+        let equal = own == theirs && other.request.priority >= book.request.priority && turn <= now;
+        // Between leases that waited when it was granted the queue has decided.
+        let urgent =
+            own > theirs && (turn <= now || other.queued_since().is_some_and(|since| since > held.slice_began));
         must(9, urgent || equal, || {
-            format!("{lease} ({own:?}) has to leave at {now} for {} ({theirs:?}): {held:?}", other.id)
+            format!("{lease} ({own:?}) is preempted at {now} for {} ({theirs:?}): {held:?}", other.id)
         })
     }
 
-    /// A waiter may ask for room, could use it, and has not enough of it coming.
-    fn check_asker(&self, now: Time, held: &HeldBook, other: &LeaseBook) -> Verdict {
+    /// Checks that a waiter may be given room, could use it, and does not get enough of it already.
+    fn check_waiter(&self, now: Time, held: &HeldBook, other: &LeaseBook) -> Verdict {
         let waiter = other.id;
         must(9, !self.is_held_back(other), || format!("room is made for {waiter}, which its quota holds back"))?;
-        if let LeaseStage::Away(_, trip) = &other.at {
-            let from = (trip.since + self.policy.parking.pause_after_park).max(other.rests.on(trip.rung));
-            must(9, from <= now, || format!("room is made for {waiter} at {now}, which rests until {from}"))?;
+        if let LeaseStage::Park(_, park) = &other.stage {
+            let from = (park.since + self.policy.parking.pause_after_park).max(other.backoff.until(park.method));
+            must(9, from <= now, || {
+                format!("room is made for {waiter} at {now}, which is not tried again until {from}")
+            })?;
         }
-        let useful = held.cards.iter().any(|card| self.could_hold(other, &self.cards[*card]));
-        must(9, useful, || format!("room is made for {waiter} on cards {:?}, where it cannot be", held.cards))?;
-        let first = self.made_first == Some(waiter);
-        let coming = self.cards.iter().filter(|card| self.comes_to(now, other, card)).count();
-        must(5, !first || coming < usize::from(other.ask.gpus), || {
-            format!("room is made for {waiter}, the first, and it has {coming} cards coming: {other:?}")
+        let useful = held.gpus.iter().any(|gpu| self.could_host(other, &self.gpus[*gpu]));
+        must(9, useful, || format!("room is made for {waiter} on GPUs {:?}, where it cannot be granted", held.gpus))?;
+        let first = self.first_before_room == Some(waiter);
+        let coming = self.gpus.iter().filter(|gpu| self.gets_room_on(now, other, gpu)).count();
+        must(5, !first || coming < usize::from(other.request.gpus), || {
+            format!("room is made for {waiter}, the first, and it gets {coming} GPUs already: {other:?}")
         })
     }
 
-    /// Whether a waiter fits on a card once all who are leaving it have left.
-    fn comes_to(&self, now: Time, waiter: &LeaseBook, card: &GpuBook) -> bool {
-        let fresh = now.since(card.begun).0 <= 2 * self.policy.period.0;
-        if !self.could_hold(waiter, card) || !fresh || matches!(card.look, SeenReading::Blind | SeenReading::Lost) {
+    /// True if a waiter fits on a GPU once all leases that are leaving it have left.
+    fn gets_room_on(&self, now: Time, waiter: &LeaseBook, gpu: &GpuBook) -> bool {
+        let fresh = now.since(gpu.reading_began).0 <= 2 * self.policy.period.0;
+        if !self.could_host(waiter, gpu) || !fresh || matches!(gpu.reading, SeenReading::Unreadable | SeenReading::Lost)
+        {
             return false;
         }
-        let mut room = self.promisable(card, now);
-        for (lease, reserved) in &card.claims {
+        let mut room = self.promisable(gpu, now);
+        for (lease, reserved) in &gpu.claims {
             let Some(other) = self.leases.get(lease).filter(|other| !other.is_parked()) else { continue };
-            let seen = card.seen.iter().find(|(of, _)| of == lease).map_or(Bytes::ZERO, |(_, seen)| *seen);
-            match &other.at {
+            let seen = gpu.seen_bytes.iter().find(|(of, _)| of == lease).map_or(Bytes::ZERO, |(_, seen)| *seen);
+            match &other.stage {
                 LeaseStage::Ending(..) => {}
-                LeaseStage::Away(_, trip) if trip.way == MoveWay::Out => {}
-                _ if stays_in_the_way(waiter, other) || self.is_unsafe_beside(waiter, *lease) => return false,
+                LeaseStage::Park(_, park) if park.way == MoveWay::Leaving => {}
+                _ if excludes(waiter, other) || self.is_restore_unsafe_beside(waiter, *lease) => return false,
                 _ => continue,
             }
-            room = room + seen.max(*reserved).less(keeps(other, card));
+            room = room + seen.max(*reserved).less(residue(other, gpu));
         }
-        !self.restores_on(card) && room >= self.need(waiter, card)
+        !self.restores_on(gpu) && room >= self.needed_bytes(waiter, gpu)
     }
 
-    /// Whether the driver must not restore a waiter on its cards while another lease is there.
-    fn is_unsafe_beside(&self, waiter: &LeaseBook, other: LeaseId) -> bool {
-        let LeaseStage::Away(held, trip) = &waiter.at else { return false };
-        let on = |number: &&usize| self.cards[**number].claims.contains_key(&other);
-        let mut shared = held.cards.iter().filter(on);
-        let is_restored = trip.needs_driver() && !waiter.ask.may_lose_state;
-        is_restored && shared.any(|number| self.is_uncapped(other, *number) || self.had_more(other))
+    /// True if the driver must not restore a waiter on its GPUs while another lease is there.
+    fn is_restore_unsafe_beside(&self, waiter: &LeaseBook, other: LeaseId) -> bool {
+        let LeaseStage::Park(held, park) = &waiter.stage else { return false };
+        let on = |number: &&usize| self.gpus[**number].claims.contains_key(&other);
+        let mut shared = held.gpus.iter().filter(on);
+        let is_restored = park.needs_driver() && !waiter.request.may_lose_state;
+        is_restored && shared.any(|number| self.is_uncapped(other, *number) || self.had_more_than_lease(other))
     }
 
-    // ---- rule 2 on the driver's rung ------------------------------------------
+    // ---- rule 2 for the driver ----------------------------------------------------
 
-    /// Whether the driver brings somebody back to a card.
-    pub fn restores_on(&self, card: &GpuBook) -> bool {
-        let restores = |lease: &LeaseId| match self.leases.get(lease).map(|book| &book.at) {
-            Some(LeaseStage::Away(_, trip)) => trip.restores(),
+    /// True if the driver brings a lease back to a GPU.
+    pub fn restores_on(&self, gpu: &GpuBook) -> bool {
+        let restores = |lease: &LeaseId| match self.leases.get(lease).map(|book| &book.stage) {
+            Some(LeaseStage::Park(_, park)) => park.is_driver_restore(),
             _ => false,
         };
-        self.trips.iter().filter(|lease| card.claims.contains_key(lease)).any(restores)
+        self.moving.iter().filter(|lease| gpu.claims.contains_key(lease)).any(restores)
     }
 
-    /// Whether nobody on its cards could take what a restore needs: all of them are holders with the
-    /// library in every program.
+    /// Why a process on its GPUs could take what a restore needs; `Ok` if all processes there belong to leases and have
+    /// the shim.
     pub fn sure_of_room(&self, lease: LeaseId, held: &HeldBook) -> Result<(), &'static str> {
         let has_more = |number: &usize| self.seen_of(lease, *number) > held.vram;
-        if held.cards.iter().any(has_more) {
+        if held.gpus.iter().any(has_more) {
             return Err("it has more there than its lease");
         }
         self.others_keep_off(lease, held)?;
-        let mut others = held.cards.iter().flat_map(|number| self.cards[*number].claims.keys());
-        match others.any(|other| *other != lease && self.had_more(*other)) {
-            true => Err("somebody may be back there with more than its lease"),
+        let mut others = held.gpus.iter().flat_map(|number| self.gpus[*number].claims.keys());
+        match others.any(|other| *other != lease && self.had_more_than_lease(*other)) {
+            true => Err("a lease may return there with more than its size"),
             false => Ok(()),
         }
     }
 
-    /// Whether nothing of a holder is on cards that are not its own, from which the driver would take it too.
-    pub fn keeps_to_its_cards(&self, now: Time, lease: LeaseId, held: &HeldBook) -> Result<(), &'static str> {
-        let outside = (0..self.cards.len()).filter(|number| !held.cards.contains(number) && self.cards[*number].listed);
+    /// Why a lease may have bytes on GPUs that are not its own, which the driver would take, too.
+    pub fn stays_on_its_gpus(&self, now: Time, lease: LeaseId, held: &HeldBook) -> Result<(), &'static str> {
+        let outside = (0..self.gpus.len()).filter(|number| !held.gpus.contains(number) && self.gpus[*number].listed);
         for number in outside {
-            let card = &self.cards[number];
-            let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
-            match card.look {
+            let gpu = &self.gpus[number];
+            let stale = now.since(gpu.reading_began).0 > 2 * self.policy.period.0;
+            match gpu.reading {
                 SeenReading::Lost => {}
-                SeenReading::Blind => return Err("it may be on a card that cannot be read"),
-                _ if stale => return Err("it may be on a card that was not read lately"),
-                _ if self.own_on(lease, number).next().is_some() => return Err("it is on a card that is not its own"),
+                SeenReading::Unreadable => return Err("it may be on a GPU that cannot be read"),
+                _ if stale => return Err("it may be on a GPU that was not read lately"),
+                _ if self.processes_on(lease, number).next().is_some() => {
+                    return Err("it is on a GPU that is not its own");
+                }
                 _ => {}
             }
         }
         Ok(())
     }
 
-    /// The same of everybody else there.
+    /// The same for all other leases there.
     pub fn others_keep_off(&self, lease: LeaseId, held: &HeldBook) -> Result<(), &'static str> {
-        for number in &held.cards {
-            let card = &self.cards[*number];
-            if matches!(card.look, SeenReading::Blind | SeenReading::Lost) {
-                return Err("nobody can see who is there");
+        for number in &held.gpus {
+            let gpu = &self.gpus[*number];
+            if matches!(gpu.reading, SeenReading::Unreadable | SeenReading::Lost) {
+                return Err("the processes there cannot be seen");
             }
-            let ours = |process: &&ProcKey| self.owners.get(process).is_some_and(|of| card.claims.contains_key(of));
-            if !card.all.iter().all(|process| ours(&process)) {
-                return Err("strangers are there");
+            let ours = |process: &&ProcKey| self.owners.get(process).is_some_and(|of| gpu.claims.contains_key(of));
+            if !gpu.processes.iter().all(|process| ours(&process)) {
+                return Err("unleased processes are there");
             }
-            if card.claims.keys().any(|other| *other != lease && self.is_uncapped(*other, *number)) {
-                return Err("nothing keeps somebody there to its lease");
+            if gpu.claims.keys().any(|other| *other != lease && self.is_uncapped(*other, *number)) {
+                return Err("a process there has no shim that limits it");
             }
         }
         Ok(())
     }
 
-    /// Whether only other leases keep the driver from bringing a parked one back: once they have left it can.
+    /// True if only other leases keep the driver from bringing a parked one back: once they have left it can.
     pub fn waits_for_holders(&self, now: Time, book: &LeaseBook) -> bool {
-        let LeaseStage::Away(held, trip) = &book.at else { return false };
-        let is_restored = trip.way == MoveWay::Gone && trip.needs_driver() && !book.ask.may_lose_state;
-        if !is_restored || book.rests.on(trip.rung) > now || self.is_taken_up(book.id, held) {
+        let LeaseStage::Park(held, park) = &book.stage else { return false };
+        let is_restored = park.way == MoveWay::Parked && park.needs_driver() && !book.request.may_lose_state;
+        if !is_restored || book.backoff.until(park.method) > now || self.is_other_move_under_way(book.id, held) {
             return false;
         }
         let is_open = |number: &usize| {
-            let card = &self.cards[*number];
-            let ours = |process: &ProcKey| self.owners.get(process).is_some_and(|of| card.claims.contains_key(of));
-            let is_seen = !matches!(card.look, SeenReading::Blind | SeenReading::Lost) && card.all.iter().all(ours);
+            let gpu = &self.gpus[*number];
+            let ours = |process: &ProcKey| self.owners.get(process).is_some_and(|of| gpu.claims.contains_key(of));
+            let is_seen =
+                !matches!(gpu.reading, SeenReading::Unreadable | SeenReading::Lost) && gpu.processes.iter().all(ours);
             is_seen && self.seen_of(book.id, *number) <= held.vram
         };
         let is_blocked = |number: &usize| {
             let is_there = |other: &LeaseId| self.leases.get(other).is_some_and(|book| !book.is_parked());
-            let mut others = self.cards[*number].claims.keys().filter(|other| **other != book.id && is_there(other));
-            others.any(|other| self.is_uncapped(*other, *number) || self.had_more(*other))
+            let mut others = self.gpus[*number].claims.keys().filter(|other| **other != book.id && is_there(other));
+            others.any(|other| self.is_uncapped(*other, *number) || self.had_more_than_lease(*other))
         };
-        held.cards.iter().all(is_open) && held.cards.iter().any(is_blocked)
+        held.gpus.iter().all(is_open) && held.gpus.iter().any(is_blocked)
     }
 
-    /// Whether a parked holder cannot come back now, room or not: it could not a moment ago, or the
-    /// driver might lose it.
+    /// True if a parked lease cannot be resumed now, room or not: it failed a moment ago, or the driver might lose it.
     pub fn cannot_try(&self, now: Time, book: &LeaseBook) -> bool {
-        let LeaseStage::Away(held, trip) = &book.at else { return false };
-        let unsure = trip.needs_driver() && !book.ask.may_lose_state && self.sure_of_room(book.id, held).is_err();
-        let taken_up = || self.is_taken_up(book.id, held);
-        trip.way == MoveWay::Gone && (book.rests.on(trip.rung) > now || unsure || taken_up())
+        let LeaseStage::Park(held, park) = &book.stage else { return false };
+        let unsure = park.needs_driver() && !book.request.may_lose_state && self.sure_of_room(book.id, held).is_err();
+        let taken_up = || self.is_other_move_under_way(book.id, held);
+        park.way == MoveWay::Parked && (book.backoff.until(park.method) > now || unsure || taken_up())
     }
 }
 
-/// What stays on a card of a holder that leaves it: its context, while its processes live.
-pub fn keeps(book: &LeaseBook, card: &GpuBook) -> Bytes {
-    match &book.at {
-        LeaseStage::Away(_, trip) if trip.way == MoveWay::Out && trip.rung != Method::Driver => {
-            match card.is_coarse() {
-                true => card.left(),
-                false => card.facts.context.unwrap_or(CONTEXT),
+/// What a parking lease leaves on a GPU: its context, while its processes live.
+pub fn residue(book: &LeaseBook, gpu: &GpuBook) -> Bytes {
+    match &book.stage {
+        LeaseStage::Park(_, park) if park.way == MoveWay::Leaving && park.method != Method::Driver => {
+            match gpu.is_coarse() {
+                true => gpu.residue_max(),
+                false => gpu.facts.context.unwrap_or(CONTEXT),
             }
         }
         _ => Bytes::ZERO,
     }
 }
 
-/// Whether a waiter cannot be on a card with another that stays there.
-fn stays_in_the_way(waiter: &LeaseBook, other: &LeaseBook) -> bool {
-    match (waiter.ask.exclusivity, other.ask.exclusivity) {
-        _ if waiter.ask.vram == Vram::Whole => true,
+/// True if a waiter cannot be on a GPU with another lease that stays there.
+fn excludes(waiter: &LeaseBook, other: &LeaseBook) -> bool {
+    match (waiter.request.exclusivity, other.request.exclusivity) {
+        _ if waiter.request.vram == Vram::Whole => true,
         (Exclusivity::Device, _) | (_, Exclusivity::Device) => true,
         (Exclusivity::Session, _) | (_, Exclusivity::Session) => waiter.tenant != other.tenant,
         (Exclusivity::Shared, Exclusivity::Shared) => false,

@@ -1,29 +1,29 @@
 //! Rule 9: a time slice is stretched by one more at most.
 //!
-//! What core says of a holder that stays for its slice is held against the slice itself: the larger of
-//! the least there is and so many times the holder's moves, as those were measured.
+//! Core's answer that a lease stays for its time slice is compared with the slice itself: the larger of the least slice
+//! and a multiple of the lease's moves, as they were measured.
 
 use super::{Verdict, must};
 use sublet_core::cost::Direction;
-use sublet_core::decide::preempt::{NotPreemptable, preemption_option};
 use sublet_core::ids::GpuId;
 use sublet_core::method::Method;
+use sublet_core::policy::preemption::{NotPreemptable, preemption_option};
 use sublet_core::rows::Lease;
 use sublet_core::state::State;
 use sublet_core::units::{Bytes, Span, Time};
 
-/// Asked once in so many events, of so many waiters at the head.
+/// Compared after this many events, for this many waiters at the head.
 const EVERY: u64 = 8;
 const WAITERS: usize = 2;
 
-/// How often it was asked.
+/// The number of events so far.
 #[derive(Debug, Default)]
 pub struct Slices {
     events: u64,
 }
 
 impl Slices {
-    /// An event was taken in.
+    /// Checks the slices after an event.
     pub fn after(&mut self, now: Time, state: &State) -> Verdict {
         self.events += 1;
         if !self.events.is_multiple_of(EVERY) || state.movable().next().is_none() {
@@ -38,7 +38,7 @@ impl Slices {
                 let Some(hold) = holder.hold() else { continue };
                 let latest = hold.slice_began() + Span(2 * slice(state, holder).0);
                 must(9, until <= latest, || {
-                    format!("{} keeps its cards until {until}, and two slices are over at {latest}", holder.id)
+                    format!("{} keeps its GPUs until {until}, and two slices are over at {latest}", holder.id)
                 })?;
             }
         }
@@ -49,21 +49,21 @@ impl Slices {
 fn slice(state: &State, holder: &Lease) -> Span {
     let (parking, live) = (&state.policy().parking, state.readings(holder.id));
     let program = live.map_or("", |live| live.program.as_str());
-    let cards = holder.hold().into_iter().flat_map(|hold| &hold.gpus);
-    // Where nobody can see what it has, it may be as much as its lease allows.
-    let on = |card: &GpuId| match state.room(*card).is_coarse() {
+    let gpus = holder.hold().into_iter().flat_map(|hold| &hold.gpus);
+    // Where its bytes cannot be seen, it may have as much as its lease allows.
+    let on = |gpu: &GpuId| match state.room(*gpu).is_coarse() {
         true => holder.hold().map(|hold| hold.vram).unwrap_or_default(),
-        false => state.room(*card).seen_of(holder.id),
+        false => state.room(*gpu).seen_of(holder.id),
     };
-    let bytes: Bytes = cards.map(on).sum();
+    let bytes: Bytes = gpus.map(on).sum();
     let costs = &state.rows().tenants[holder.tenant.0 as usize].costs;
-    let is_open = |rung: &Method| live.is_some_and(|live| !live.movers(*rung).is_empty());
-    let moves = |rung: Method| {
-        costs.estimate(program, rung, Direction::OffGpu, bytes)
-            + costs.estimate(program, rung, Direction::OntoGpu, bytes)
+    let is_open = |method: &Method| live.is_some_and(|live| !live.movers(*method).is_empty());
+    let moves = |method: Method| {
+        costs.estimate(program, method, Direction::OffGpu, bytes)
+            + costs.estimate(program, method, Direction::OntoGpu, bytes)
     };
     let rungs = Method::REVERSIBLE.into_iter().filter(is_open).map(moves);
-    // One that is ended for others has its notice, too.
+    // A lease that is ended has its notice, too.
     let notice = holder.request.notice.map_or(Span::ZERO, |notice| notice.before);
     let ends =
         holder.request.may_be_ended().then(|| costs.estimate(program, Method::End, Direction::OffGpu, bytes) + notice);

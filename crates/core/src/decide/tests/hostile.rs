@@ -1,11 +1,11 @@
 //! Stories of people who want more than their part, and of what they must not get.
 
 use super::*;
-use crate::explain::{Bound, NoBound, bound};
-use crate::facts::DaemonEvent;
-use crate::policy::Caps;
-use crate::quota::TenantLoad;
-use crate::rows::Phase;
+use crate::model::facts::DaemonEvent;
+use crate::model::rows::Phase;
+use crate::model::settings::Caps;
+use crate::policy::explain::{Bound, NoBound, bound};
+use crate::state::ledger::TenantLoad;
 
 struct House {
     teller: Teller,

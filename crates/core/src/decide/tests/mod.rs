@@ -29,24 +29,24 @@ mod room;
 mod term;
 mod tokens;
 
-use crate::audit::{Audit, FileKey, Through};
-use crate::event::{AsideRequest, Caller, Event, EventAnswer};
-use crate::facts::{
+use crate::model::audit::{Audit, FileKey, Through};
+use crate::model::event::{AsideRequest, Caller, Event, EventAnswer};
+use crate::model::facts::{
     DaemonAction, DaemonEvent, GpuAction, GpuEvent, Hint, LeaseAction, LeaseEvent, TenantAction, TokenAction,
     TokenEvent, UnleasedAction, UnleasedEvent,
 };
-use crate::ids::{Fence, GpuId, LeaseId, ProcKey};
-use crate::loss::Loss;
-use crate::method::Method;
-use crate::parking::MoverReport;
-use crate::policy::Policy;
-use crate::reading::{GpuFacts, GpuReading, GpuUsage, Reading, Resident, Unreadable};
-use crate::request::{Exclusivity, GpuSelector, LeaseRequest, Notice, Preempt, Term, Tier, Vram};
-use crate::restrictions::Restriction;
-use crate::rows::Rows;
-use crate::token::{TokenCaps, TokenHash, TokenRequest};
-use crate::units::{Bytes, Span, Time};
-use crate::unleased::{Mode, RuleAction, RuleId, SignalOutcome, UnleasedId, UnleasedStep};
+use crate::model::ids::{Fence, GpuId, LeaseId, ProcKey};
+use crate::model::loss::Loss;
+use crate::model::method::Method;
+use crate::model::movers::MoverReport;
+use crate::model::reading::{GpuFacts, GpuReading, GpuUsage, Reading, Resident, Unreadable};
+use crate::model::request::{Exclusivity, GpuSelector, LeaseRequest, Notice, Preempt, Term, Tier, Vram};
+use crate::model::restrictions::Restriction;
+use crate::model::rows::Rows;
+use crate::model::settings::Policy;
+use crate::model::token::{TokenCaps, TokenHash, TokenRequest};
+use crate::model::units::{Bytes, Span, Time};
+use crate::model::unleased::{Mode, RuleAction, RuleId, SignalOutcome, UnleasedId, UnleasedStep};
 use crate::{State, action::Action, decide};
 use expect_test::Expect;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! Stories of tokens: who may make one, and what may be had through it.
 
 use super::*;
-use crate::facts::{TokenAction, TokenEvent};
-use crate::token::{TOKENS_MAX, TOKENS_OF_TENANT, Token};
+use crate::model::facts::{TokenAction, TokenEvent};
+use crate::model::token::{TOKENS_MAX, TOKENS_OF_TENANT, Token};
 use expect_test::expect;
 
 #[test]
@@ -131,7 +131,7 @@ fn tokens(count: usize, of_one: usize, expired: usize) -> State {
         let mut hash = [0; 32];
         hash[..8].copy_from_slice(&(n as u64 + 1).to_le_bytes());
         let token = Token {
-            id: crate::ids::TokenId(n as u32 + 1),
+            id: crate::model::ids::TokenId(n as u32 + 1),
             tenant,
             name: None,
             hash: TokenHash(hash),
