@@ -3,8 +3,8 @@
 //! ```text
 //! {"kind":"renew","lease":7,"at":90,"until":390,"idle":false}
 //! ```
-//! [`Action`] names the groups, and this form does not: a kind is a variant of one of them, and its name is unique among
-//! all. So nothing here names a variant: serde's derive of each group says which kinds it has.
+//! [`Action`] names the groups, and this form does not: a kind is a variant of one of them, and its name is unique
+//! among all. So nothing here names a variant: serde's derive of each group says which kinds it has.
 
 use super::Action;
 use crate::model::facts::{DaemonAction, GpuAction, LeaseAction, TenantAction, TokenAction, UnleasedAction};

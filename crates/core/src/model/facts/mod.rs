@@ -1,11 +1,13 @@
-//! The facts: what happens ([`Event`](crate::model::event::Event)) and what is decided ([`Action`](crate::model::action::Action)), by
-//! kind.
+//! The facts, by kind: what happens (an [`Event`]) and what is decided (an [`Action`]).
 //!
 //! A kind has one module. It has all that must be said of each of its facts: the fields and their form in the journal,
 //! what an action does to the rows (`apply`), the rows that it touches, the owner of its line in the log, and when such
 //! lines are cut. Everything else matches the six kinds, and asks. ARCHITECTURE.md says how to add a fact.
 //!
 //! Deliberately absent: what is derived from the rows, which is in `state/derived.rs`.
+//!
+//! [`Action`]: crate::model::action::Action
+//! [`Event`]: crate::model::event::Event
 
 mod daemon;
 mod gpu;

@@ -70,7 +70,7 @@ impl LeaseAction {
             program: state.program.clone(),
             processes: state.processes.clone(),
             with_driver: state.with_driver,
-            // A passive lease that finds no room after all is passive again. In earlier versions it waited in the queue.
+            // A passive lease that finds no room after all is passive again. In earlier versions it queued.
             is_passive: state.is_passive && state.queued_since.is_none(),
             requests_again_at: state.queued_since,
             was_resumed: true,
@@ -101,8 +101,8 @@ impl Rows {
         Ok(())
     }
 
-    /// The driver shall have these processes of a parked lease, too, or none of them; or it has them, wherever the lease
-    /// is on its way to. What is booked for it stays booked until it is back, wherever its contexts are.
+    /// The driver shall have these processes of a parked lease, too, or none of them; or it has them, wherever the
+    /// lease is on its way to. What is booked for it stays booked until it is back, wherever its contexts are.
     pub(super) fn set_driven_processes(
         &mut self,
         lease: LeaseId,
