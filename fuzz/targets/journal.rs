@@ -21,8 +21,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use sublet_core::action::{Action, FORMAT};
-use sublet_core::facts::{DaemonAction, DaemonEvent};
 use sublet_core::event::Event;
+use sublet_core::facts::{DaemonAction, DaemonEvent};
 use sublet_core::ids::{Epoch, TenantId};
 use sublet_core::rows::Rows;
 use sublet_core::settings::Policy;
@@ -245,7 +245,8 @@ fn start_core(rows: Rows) {
     for boot in [rows.meta.boot.clone(), "boot-2".to_owned()] {
         let now = rows.leases.values().map(|lease| lease.requested).max().unwrap_or_default();
         let mut state = State::new(rows.clone(), Policy::default());
-        let started = Event::Daemon(DaemonEvent::Started { boot, clock_offset_us: 0, fence_floor: Fence(1), lease_floor: 1 });
+        let started =
+            Event::Daemon(DaemonEvent::Started { boot, clock_offset_us: 0, fence_floor: Fence(1), lease_floor: 1 });
         for event in [started, Event::Daemon(DaemonEvent::Ticked)] {
             drop(decide(&mut state, now, event));
         }

@@ -8,10 +8,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sublet_core::request::{LeaseRequest, Term};
 use sublet_core::event::{Caller, Event};
-use sublet_core::ids::Epoch;
 use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent};
+use sublet_core::ids::Epoch;
+use sublet_core::request::{LeaseRequest, Term};
 use sublet_core::rows::Rows;
 use sublet_core::settings::Policy;
 use sublet_core::units::{Bytes, Span, Time};
@@ -57,7 +57,12 @@ impl TwoTenantCore {
         }));
         for (tenant, gpus) in [("uid:1000", 1), ("uid:1001", 2)] {
             let ask = LeaseRequest { gpus, ..LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(300))) };
-            core.decide(Event::Lease(LeaseEvent::Requested { by: Caller::user(tenant), request: ask, wait: None, root: None }));
+            core.decide(Event::Lease(LeaseEvent::Requested {
+                by: Caller::user(tenant),
+                request: ask,
+                wait: None,
+                root: None,
+            }));
         }
         core
     }
@@ -65,7 +70,9 @@ impl TwoTenantCore {
     fn apply_sight(&mut self, sight: HostReport) {
         match sight {
             HostReport::Gpus(cards) => self.decide(Event::Gpu(GpuEvent::Listed(cards))),
-            HostReport::Observed { uuid, observation } => self.decide(Event::Gpu(GpuEvent::ReadingTaken { gpu: uuid, reading: observation })),
+            HostReport::Observed { uuid, observation } => {
+                self.decide(Event::Gpu(GpuEvent::ReadingTaken { gpu: uuid, reading: observation }))
+            }
             _ => {}
         }
         self.decide(Event::Daemon(DaemonEvent::Ticked));
