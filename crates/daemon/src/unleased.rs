@@ -25,10 +25,10 @@ impl View<'_> {
         wire::UnleasedProcesses {
             processes: shown.map(|stranger| self.shown_process(by, stranger, mode)).collect(),
             modes: modes
-                .map(|card| wire::GpuMode {
-                    index: card.facts.index,
-                    uuid: card.facts.uuid.clone(),
-                    mode: to_wire(card.mode),
+                .map(|gpu| wire::GpuMode {
+                    index: gpu.facts.index,
+                    uuid: gpu.facts.uuid.clone(),
+                    mode: to_wire(gpu.mode),
                 })
                 .collect(),
             rules: rules.map(rule).collect(),
@@ -41,9 +41,8 @@ impl View<'_> {
         let audit = &stranger.audit;
         let residence = enforce::residence(self.state, stranger, self.now);
         let bytes = residence.as_ref().and_then(|(on, _)| on.iter().map(|(_, bytes)| bytes.map(|b| b.0)).sum());
-        let cards =
-            residence.map_or_else(|| stranger.gpus.clone(), |(on, _)| on.iter().map(|(card, _)| *card).collect());
-        let index = |card: &sublet_core::ids::GpuId| self.state.rows().gpus[usize::from(card.0)].facts.index;
+        let gpus = residence.map_or_else(|| stranger.gpus.clone(), |(on, _)| on.iter().map(|(gpu, _)| *gpu).collect());
+        let index = |gpu: &sublet_core::ids::GpuId| self.state.rows().gpus[usize::from(gpu.0)].facts.index;
         let of = self.state.lease_of(stranger).filter(|lease| find(self.state, by, *lease).is_ok());
         let mut shown = wire::UnleasedProcess {
             id: stranger.id.to_string(),
@@ -55,7 +54,7 @@ impl View<'_> {
             command: audit.command.clone(),
             unit: audit.unit.clone(),
             container: audit.container.clone(),
-            gpu_indices: cards.iter().map(index).collect(),
+            gpu_indices: gpus.iter().map(index).collect(),
             vram_bytes: bytes,
             age_s: self.now.since(stranger.since).as_secs_f64(),
             step: match stranger.step {
@@ -94,8 +93,8 @@ impl View<'_> {
 }
 
 /// True if a caller may see an unleased process: an operator all, a local user its own.
-pub(crate) fn may_see(by: &Caller, stranger: &UnleasedProcess) -> bool {
-    by.operator || (by.token.is_none() && enforce::tenant_of(&stranger.audit) == by.tenant)
+pub(crate) fn may_see(by: &Caller, unleased: &UnleasedProcess) -> bool {
+    by.operator || (by.token.is_none() && enforce::tenant_of(&unleased.audit) == by.tenant)
 }
 
 /// A rule as clients see it.

@@ -49,7 +49,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
             0 => view.state.listed_facts().first().map(|card| card.uuid.clone()),
             _ => None,
         };
-        if let Some(uuid) = app.post.read(untested).await? {
+        if let Some(uuid) = app.loop_client.read(untested).await? {
             test(&app, uuid).await?;
         }
     }
@@ -57,7 +57,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let unread = |problem: Problem| Problem::new(Code::BadRequest, problem.detail);
     let who = query.matches.as_deref().map(read_subject).transpose().map_err(unread)?;
     let mut found =
-        app.post.read(move |view| view.unleased_processes(&by, query.mode.map(from_wire), who.as_ref())).await?;
+        app.loop_client.read(move |view| view.unleased_processes(&by, query.mode.map(from_wire), who.as_ref())).await?;
     app.names.wait_for_names(found.processes.iter().map(|stranger| stranger.uid)).await;
     for stranger in &mut found.processes {
         stranger.user = app.names.of(&crate::user_directory::tenant_of(stranger.uid));
@@ -81,7 +81,7 @@ pub async fn mode(State(app): State<App>, PathName(card): PathName, request: Req
     if matches!(mode, Mode::Adopt | Mode::Enforce) && by.operator {
         test(&app, card.clone()).await?;
     }
-    Ok(app.post.call(by.clone(), Event::ModeAsked { by, card, mode }, heard.key).await?)
+    Ok(app.loop_client.call(by.clone(), Event::ModeAsked { by, card, mode }, heard.key).await?)
 }
 
 /// Tests that unleased processes can be told apart before one is adopted or ended; on one GPU, unless that is known
@@ -89,7 +89,7 @@ pub async fn mode(State(app): State<App>, PathName(card): PathName, request: Req
 async fn test(app: &App, card: String) -> Result<(), Refused> {
     let uuid = card.clone();
     let (before, is_needed) = app
-        .post
+        .loop_client
         .read(move |view| {
             let can = view.state.self_test().is_some_and(Result::is_ok);
             (view.state.self_tests(), !can && view.state.gpu(&uuid).is_some())
@@ -100,7 +100,7 @@ async fn test(app: &App, card: String) -> Result<(), Refused> {
     }
     let begun = tokio::time::Instant::now();
     app.host.self_test(card);
-    while begun.elapsed() < TEST_PATIENCE && app.post.read(|view| view.state.self_tests()).await? == before {
+    while begun.elapsed() < TEST_PATIENCE && app.loop_client.read(|view| view.state.self_tests()).await? == before {
         tokio::time::sleep(TEST_AGAIN).await;
     }
     Ok(())
@@ -127,7 +127,7 @@ pub async fn set_rule(State(app): State<App>, request: Request) -> Result<Reply,
             RuleAction::Adopt { vram: heard.body.vram_bytes.map(Bytes), tier: leases::tier(heard.body.tier) }
         }
     };
-    Ok(app.post.call(by.clone(), Event::RuleAsked { by, who, treat }, heard.key).await?)
+    Ok(app.loop_client.call(by.clone(), Event::RuleAsked { by, who, treat }, heard.key).await?)
 }
 
 /// Removes a rule (operators).
@@ -144,7 +144,7 @@ pub async fn drop_rule(State(app): State<App>, PathName(id): PathName, request: 
     let rule = digits.and_then(|digits| digits.parse().ok()).map(RuleId);
     let rule = rule.ok_or_else(|| Problem::new(Code::NoSuchRule, "a rule is called R and a number"))?;
     let by = heard.peer.caller.clone();
-    Ok(app.post.call(by.clone(), Event::RuleDropped { by, rule }, heard.key).await?)
+    Ok(app.loop_client.call(by.clone(), Event::RuleDropped { by, rule }, heard.key).await?)
 }
 
 /// Gives an unleased process a lease for the VRAM that it has.
@@ -161,16 +161,16 @@ pub async fn adopt(State(app): State<App>, request: Request) -> Result<Reply, Re
     sensible(heard.body.vram_bytes)?;
     let (vram, tier) = (heard.body.vram_bytes.map(Bytes), leases::tier(heard.body.tier));
     measure_now(&app).await?;
-    Ok(app.post.call(by.clone(), Event::AdoptAsked { by, process, vram, tier }, heard.key).await?)
+    Ok(app.loop_client.call(by.clone(), Event::AdoptAsked { by, process, vram, tier }, heard.key).await?)
 }
 
 /// Measures what a process has now: it may have grown since the last reading. A GPU that does not answer delays no call
 /// for long.
 async fn measure_now(app: &App) -> Result<(), Refused> {
-    let begun = app.post.read(|view| view.now).await?;
+    let begun = app.loop_client.read(|view| view.now).await?;
     app.host.request_reading();
     for _ in 0..LOOKS {
-        let is_new = app.post.read(move |view| {
+        let is_new = app.loop_client.read(move |view| {
             let mut cards = view.state.gpus().filter(|card| view.state.is_listed(*card));
             cards.all(|card| view.state.room(card).reading().begun >= begun)
         });
