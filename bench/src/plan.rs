@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
 use std::time::Duration;
 use sublet_core::ids::{GpuId, LeaseId};
-use sublet_core::plan::{GpuNeed, PreemptionChoice, Victim, cheapest, greedy};
+use sublet_core::policy::plan::{GpuNeed, PreemptionChoice, Victim, cheapest, greedy};
 use sublet_core::units::{Bytes, Span};
 
 const HOLDERS: u64 = 1000;
@@ -76,7 +76,7 @@ impl PlanQuestion {
     fn new(seed: u64, shape: &HolderShape, holders: u64, gpus: u64) -> PlanQuestion {
         let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut sites: Vec<GpuNeed> =
-            (0..gpus).map(|card| GpuNeed { card: GpuId(card as u16), lack: Bytes::ZERO, must: Vec::new() }).collect();
+            (0..gpus).map(|card| GpuNeed { gpu: GpuId(card as u16), lack: Bytes::ZERO, must: Vec::new() }).collect();
         let mut held = vec![Vec::new(); sites.len()];
         let mut victims = Vec::new();
         for number in 0..holders {
@@ -117,7 +117,7 @@ impl PlanQuestion {
     fn is_clear(&self, site: &GpuNeed, set: u32) -> bool {
         let leaves = |holder: usize| set >> holder & 1 == 1;
         let gone = self.victims.iter().enumerate().filter(|(holder, _)| leaves(*holder));
-        let gains = gone.flat_map(|(_, victim)| &victim.gains).filter(|(card, _)| *card == site.card);
+        let gains = gone.flat_map(|(_, victim)| &victim.gains).filter(|(card, _)| *card == site.gpu);
         site.must.iter().all(|holder| leaves(*holder)) && gains.map(|(_, bytes)| *bytes).sum::<Bytes>() >= site.lack
     }
 }

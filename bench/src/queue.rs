@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{GpuId, LeaseId, TenantId};
-use sublet_core::policy::{Caps, Policy};
 use sublet_core::reading::{GpuFacts, GpuReading, GpuUsage, Reading};
 use sublet_core::request::{LeaseRequest, Term, Tier};
 use sublet_core::rows::{Phase, Rows};
+use sublet_core::settings::{Caps, Policy};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::{State, decide};
 

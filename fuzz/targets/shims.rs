@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, mpsc};
 use std::time::Duration;
 use sublet_core::ids::LeaseId;
-use sublet_core::parking::Said;
+use sublet_core::movers::Said;
 use sublet_core::units::Span;
 use sublet_host::clock::Clock;
 use sublet_host::gpu::GpuSpec;

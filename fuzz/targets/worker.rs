@@ -11,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 use sublet_core::ask::{Ask, Term};
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::Epoch;
-use sublet_core::policy::Policy;
+use sublet_core::settings::Policy;
 use sublet_core::rows::Rows;
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::{State, decide};

@@ -2,7 +2,7 @@
 //!
 //! The trainer is the loop of the library `sublet` with the kernel of cookbook/preemptible-training, on the only GPU (a
 //! soft one) of a daemon of its own. Its state has 256 MiB, and it saves every second in the background, so a kill finds
-//! it at any moment of a save. The next trainer opens the job, reads and verifies the newest version, waits until the
+//! it at any moment of a save. The next trainer reads and verifies the newest version, waits until the
 //! lease of the killed one is over, loads the driver, and does the step after the newest saved one.
 
 use super::ScratchFolder;

@@ -3,15 +3,12 @@
 use cookbook_five_minute_gpu::{CellError, Notebook};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
-use sublet::testing::LocalHost;
+use sublet::testing::{LocalHost, until};
 use sublet::{BlockBuilder, BlockLease, FabricError, GpuSession, KernelArgs};
 
 /// add(u32 n, f32 a, f32 *x, f32 *y), as `saxpy`.
 const PTX: &str = include_str!("../../../crates/softgpu/kernels/basic.ptx");
 const VRAM: u64 = 2 << 30;
-const LONG: Duration = Duration::from_secs(60);
 
 /// One test at a time has the lease that is bound to this process.
 fn alone() -> MutexGuard<'static, ()> {
@@ -66,11 +63,7 @@ fn a_lost_gpu_is_one_sentence_and_the_next_cell_goes_on_from_the_saved_model() {
     let lost = notebook.run(|session, model| {
         add_one(session, model)?;
         host.revoke(&lease)?;
-        let deadline = Instant::now() + LONG;
-        while session.sync().is_ok() {
-            assert!(Instant::now() < deadline, "the end is not noticed");
-            thread::sleep(Duration::from_millis(5));
-        }
+        until("the end is noticed", || session.sync().err());
         add_one(session, model)
     });
     let lost = lost.expect_err("its lease is over");
@@ -97,14 +90,7 @@ fn a_parked_notebook_keeps_its_lease_and_a_lost_one_is_reported_once() {
     host.park(&first.lease).expect("it is parked");
     assert_eq!(notebook.run(add_one).expect("it comes back").lease, first.lease);
     host.revoke(&first.lease).expect("it can be ended");
-    let deadline = Instant::now() + LONG;
-    let lost = loop {
-        if let Some(lost) = notebook.tick(0.0) {
-            break lost;
-        }
-        assert!(Instant::now() < deadline, "the end is not noticed");
-        thread::sleep(Duration::from_millis(5));
-    };
+    let lost = until("the end is noticed", || notebook.tick(0.0));
     assert!(matches!(lost, CellError::GpuEnded { .. }));
     assert!(notebook.tick(0.0).is_none() && notebook.lease_id().is_none());
 }

@@ -2,13 +2,11 @@
 
 use cookbook_gpu_studio::{SessionRequest, Studio, StudioError, StudioEvent, StudioLimits};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
-use sublet::testing::LocalHost;
+use std::time::Duration;
+use sublet::testing::{LocalHost, until};
 use sublet::{FabricError, GpuSession, LeaseStatus};
 
 const GIB: u64 = 1 << 30;
-const LONG: Duration = Duration::from_secs(60);
 
 /// One test at a time has the four GPUs.
 fn alone() -> MutexGuard<'static, ()> {
@@ -104,15 +102,7 @@ fn a_preempted_session_is_reported_once_and_survives_a_restart_of_the_studio() {
     first.work("a1", 1.0, grow).expect("it works");
     first.save("a1").expect("it is saved");
     host.revoke(first.lease("a1").expect("a lease").lease_id()).expect("it can be ended");
-    let deadline = Instant::now() + LONG;
-    let events = loop {
-        let events = first.tick(1.0);
-        if !events.is_empty() {
-            break events;
-        }
-        assert!(Instant::now() < deadline, "the end is not noticed");
-        thread::sleep(Duration::from_millis(5));
-    };
+    let events = until("the end is noticed", || Some(first.tick(1.0)).filter(|events| !events.is_empty()));
     assert!(matches!(&events[..], [StudioEvent::Preempted { session, .. }] if session == "a1"), "{events:?}");
     assert!(first.tick(1.0).is_empty());
     drop(first);

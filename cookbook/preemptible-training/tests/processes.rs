@@ -4,13 +4,12 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use sublet::replicated::{CheckpointStore, Version};
-use sublet::testing::LocalHost;
+use sublet::testing::{LocalHost, until};
 use sublet::training::{replicated_training_state_in, training_checkpoint_name};
 
 /// Far more than anything here takes.
-const LONG: Duration = Duration::from_secs(60);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_cookbook-preemptible-training");
 
 fn trainer(host: &LocalHost, store: &Path, steps: u64) -> Command {
@@ -124,17 +123,10 @@ fn endless_trainer(host: &LocalHost, store: &Path, shim: &str) -> (Child, String
 
 /// Waits until a step after this one is saved.
 fn await_step_after(store: &Path, step: u64) -> u64 {
-    let deadline = Instant::now() + LONG;
-    loop {
-        assert!(Instant::now() < deadline, "step {step} is the last one that was saved");
-        if store.join("register.db").exists() && has_saved(store) {
-            let now = saved(store).1;
-            if now > step {
-                return now;
-            }
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
+    until("a later step is saved", || {
+        let is_there = store.join("register.db").exists() && has_saved(store);
+        is_there.then(|| saved(store).1).filter(|now| *now > step)
+    })
 }
 
 #[test]

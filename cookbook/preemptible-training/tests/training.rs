@@ -5,15 +5,12 @@ use cookbook_preemptible_training::{
     open_job, run_training_step, train,
 };
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
 use sublet::replicated::{CheckpointStore, Version};
-use sublet::testing::LocalHost;
+use sublet::testing::{LocalHost, until};
 use sublet::training::replicated_training_state_in;
 use sublet::{GpuLease, LeaseStatus};
 
 const VRAM: u64 = 2 << 30;
-const LONG: Duration = Duration::from_secs(60);
 
 /// One test at a time has the lease that is bound to this process.
 fn alone() -> MutexGuard<'static, ()> {
@@ -32,11 +29,7 @@ fn batch(step: u64) -> TrainingBatch {
 }
 
 fn await_revoked(lease: &GpuLease) {
-    let deadline = Instant::now() + LONG;
-    while lease.status() != LeaseStatus::Revoked {
-        assert!(Instant::now() < deadline, "it is {}", lease.status());
-        thread::sleep(Duration::from_millis(5));
-    }
+    until("the lease is revoked", || (lease.status() == LeaseStatus::Revoked).then_some(()));
 }
 
 #[test]

@@ -26,6 +26,7 @@ use crate::names::{
 use crate::policy::{ReplicaPolicy, ReplicaSetLocator};
 use crate::replicated::ReplicatedCheckpoint;
 use crate::store::CheckpointStore;
+use std::cell::Cell;
 
 /// A value and the version that compare-and-swap calls name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -198,12 +199,15 @@ impl ReplicatedIdempotencyStore {
 
     fn reserve_call(&self, call: &Reservation<'_>) -> Result<VersionedValue<EffectState>, ReplicatedError> {
         let key = call.key;
+        let was_saved = Cell::new(false);
+        let decide = |ledger: &EffectLedger| {
+            was_saved.set(self.is_saved(ledger.record(&key.name), call)?);
+            let change = if was_saved.get() { ledger.complete_saved(call) } else { ledger.reserve(call) };
+            change.map(Decision::from)
+        };
         self.with_scope(&key.scope, |log| {
-            if self.is_saved(log.refresh()?.record(&key.name), call)? {
-                while log.append(|ledger| ledger.complete_saved(call).map(Decision::from))? == Appended::Entry {}
-            } else {
-                log.append_after_refresh(|ledger| ledger.reserve(call).map(Decision::from))?;
-            }
+            // An effect without a record is reserved first, and then completed.
+            while log.append(decide)? == Appended::Entry && was_saved.get() {}
             state_of(log, key)
         })
     }

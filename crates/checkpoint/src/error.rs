@@ -61,16 +61,6 @@ pub enum ReplicatedError {
         /// The newest fence.
         current: FenceEpoch,
     },
-    /// The register has another entry than the one that this process read.
-    #[error(
-        "entry {number} of chain `{chain}` is not the one that this process read: an older copy of the register was put back"
-    )]
-    RegisterReplaced {
-        /// The chain.
-        chain: String,
-        /// The entry.
-        number: u64,
-    },
     /// The call carries a fence that the register never issued.
     #[error("fence {given} was never issued: the newest one is {current}")]
     FenceNeverIssued {
@@ -343,7 +333,6 @@ impl ReplicatedError {
             ReplicatedError::Kept { .. } => "kept",
             ReplicatedError::OldGeneration { .. } => "old_generation",
             ReplicatedError::RegisterBehind { .. } => "register_behind",
-            ReplicatedError::RegisterReplaced { .. } => "register_replaced",
             ReplicatedError::GenerationTooHigh { .. } => "generation_too_high",
             ReplicatedError::NotEmpty { .. } => "register_not_empty",
             ReplicatedError::RegisterLost { .. } => "register_lost",
@@ -367,7 +356,9 @@ impl ReplicatedError {
             ReplicatedError::NoObjectStore { .. } => {
                 "build it with the feature `object-store` of `sublet`, or name a directory"
             }
-            ReplicatedError::Fenced { .. } => "stop this process: another one has taken over; its progress is kept",
+            ReplicatedError::Fenced { .. } => {
+                "stop this process, and start it again only by hand: another one has taken over; its progress is kept"
+            }
             ReplicatedError::FenceNeverIssued { .. } => "use the fence that opening the name returned",
             ReplicatedError::VersionConflict { .. } => "load the newest version and go on from there",
             ReplicatedError::StepNotNewer { .. } => "load the newest version and go on with the step after it",
@@ -408,9 +399,6 @@ impl ReplicatedError {
                 "name the directory or the configuration file of a store, such as with SUBLET_CHECKPOINTS"
             }
             ReplicatedError::NotEmptyDirectory { .. } => "name a directory that does not exist yet",
-            ReplicatedError::RegisterReplaced { .. } => {
-                "stop all programs of this store and start them again: they go on from the newest version of the register"
-            }
             ReplicatedError::RegisterBehind { .. } => {
                 "bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`"
             }

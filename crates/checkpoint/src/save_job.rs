@@ -13,6 +13,7 @@
 
 use crate::chain::checkpoint::VersionChain;
 use crate::content::{CHUNK_BYTES, CheckpointPart, PartSource};
+use crate::files::open_regular;
 use crate::manifest::{ChunkHash, Manifest, ManifestPart, SealedManifest};
 use crate::replica::layout::Staging;
 use bytes::Bytes;
@@ -184,7 +185,7 @@ impl PartReader {
     pub fn open(part: &CheckpointPart) -> io::Result<PartReader> {
         let source = match &part.source {
             PartSource::Memory(bytes) => OpenSource::Memory(bytes.clone()),
-            PartSource::File { path, .. } => OpenSource::File(File::open(path)?),
+            PartSource::File { path, .. } => OpenSource::File(open_regular(path)?),
         };
         Ok(PartReader { source, bytes: part.bytes(), offset: 0 })
     }

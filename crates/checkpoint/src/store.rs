@@ -31,12 +31,12 @@ use crate::nonce::Nonce;
 use crate::policy::{
     FailureDomain, PlacementPolicy, ReplicaHealth, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator,
 };
-use crate::register::{ChainRegister, SqliteRegister};
+use crate::register::ChainRegister;
 use crate::replica::{CheckpointHome, ReplicaDirectory};
 use crate::replicated::ReplicatedCheckpoint;
 use crate::store_opener::StoreOpener;
 pub(crate) use config::RegisterUse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs::{self, File};
 use std::io;
@@ -100,15 +100,15 @@ impl CheckpointStore {
     /// The directory holds `register.db`, and a directory for each replica that a program names. A store
     /// whose register is lost is refused.
     pub fn open(directory: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
-        let store = CheckpointStore::below(&absolute(directory.as_ref())?)?;
+        let store = CheckpointStore::below(&absolute(directory.as_ref())?, RegisterUse::Writes)?;
         store.check_register()?;
         Ok(store)
     }
 
-    pub(crate) fn below(directory: &Path) -> Result<CheckpointStore, ReplicatedError> {
+    pub(crate) fn below(directory: &Path, register_use: RegisterUse) -> Result<CheckpointStore, ReplicatedError> {
         let directory = directory.to_owned();
         make_directory(&directory).map_err(|source| ReplicatedError::File { path: directory.clone(), source })?;
-        let register = SqliteRegister::open(directory.join(REGISTER_FILE))?;
+        let register = register_use.open_file(&directory.join(REGISTER_FILE))?;
         CheckpointStore::assemble(Arc::new(register), ReplicaPlaces::Below(directory))
     }
 
@@ -241,6 +241,32 @@ impl CheckpointStore {
         Ok(chains.iter().filter_map(ChainName::checkpoint).collect())
     }
 
+    /// Checkpoints of which replicas hold versions, and which the register does not know: it is older than they are.
+    pub fn list_unknown(&self) -> Result<Vec<(LogicalResourceName, CheckpointName)>, ReplicatedError> {
+        let known: BTreeSet<_> = self.list()?.into_iter().collect();
+        let mut unknown = BTreeSet::new();
+        for (replica, _) in self.replicas()? {
+            let directory = self.replica(&replica)?;
+            // A replica that cannot be read says nothing.
+            for found in directory.homes().unwrap_or_default() {
+                if !known.contains(&found) && self.has_published(&directory, &found)? {
+                    unknown.insert(found);
+                }
+            }
+        }
+        Ok(unknown.into_iter().collect())
+    }
+
+    /// True if a version of this checkpoint is published at a replica. One that cannot be read has none.
+    fn has_published(
+        &self,
+        directory: &ReplicaDirectory,
+        (resource, name): &(LogicalResourceName, CheckpointName),
+    ) -> Result<bool, ReplicatedError> {
+        let published = directory.published(&CheckpointHome::of(resource, name)?);
+        Ok(published.is_ok_and(|versions| !versions.is_empty()))
+    }
+
     /// The replicas that the store knows, and their directories: the configured ones, or those that lie in the
     /// store's directory.
     pub fn replicas(&self) -> Result<Vec<(ReplicaId, PathBuf)>, ReplicatedError> {
@@ -267,10 +293,9 @@ impl CheckpointStore {
         for (replica, _) in self.replicas()? {
             let directory = self.replica(&replica)?;
             // A replica that cannot be read says nothing.
-            for (resource, name) in directory.homes().unwrap_or_default() {
-                let published = directory.published(&CheckpointHome::of(&resource, &name)?);
-                if published.is_ok_and(|versions| !versions.is_empty()) {
-                    return Err(ReplicatedError::RegisterLost { replica, name });
+            for found in directory.homes().unwrap_or_default() {
+                if self.has_published(&directory, &found)? {
+                    return Err(ReplicatedError::RegisterLost { replica, name: found.1 });
                 }
             }
         }

@@ -127,7 +127,11 @@ impl<'a> StoreOpener<'a> {
         }
         match is_config {
             true => self.open_config(&path, RegisterUse::Looks),
-            false => CheckpointStore::open(path),
+            false => {
+                let store = CheckpointStore::below(&path, RegisterUse::Looks)?;
+                store.check_register()?;
+                Ok(store)
+            }
         }
     }
 
@@ -136,7 +140,7 @@ impl<'a> StoreOpener<'a> {
         let path = absolute(path.as_ref())?;
         match is_there(&path)? {
             true if is_config(&path) => CheckpointStore::configured(&path, self, RegisterUse::Writes),
-            true => CheckpointStore::below(&path),
+            true => CheckpointStore::below(&path, RegisterUse::Writes),
             false => Err(ReplicatedError::NoStore { path }),
         }
     }

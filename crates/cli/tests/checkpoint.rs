@@ -3,12 +3,14 @@
 use expect_test::{Expect, expect};
 use serde_json::Value;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use sublet::replicated::register::{ChainRegister, SqliteRegister};
 use sublet::replicated::{
-    CheckpointName, CheckpointStore, FailureDomain, FenceEpoch, LogicalResourceName, PlacementPolicy, PolicyHash,
-    ReplicaHealth, ReplicaId, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator, ReplicatedCheckpoint,
-    ResourceGeneration, SaveRequest, SchemaId, Version,
+    ChainName, CheckpointName, CheckpointStore, FailureDomain, FenceEpoch, LogicalResourceName, PlacementPolicy,
+    PolicyHash, ReplicaHealth, ReplicaId, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator,
+    ReplicatedCheckpoint, ResourceGeneration, SaveRequest, SchemaId, Version,
 };
 use tempfile::TempDir;
 
@@ -43,7 +45,10 @@ fn checkpoints(store: &CheckpointStore, resource: &str) -> ReplicatedCheckpoint 
 impl SavedStore {
     /// Steps 10, 20 and 30 as versions 1 to 3; a job has pinned the second.
     fn new() -> SavedStore {
-        let dir = tempfile::tempdir().expect("a directory");
+        SavedStore::in_directory(tempfile::tempdir().expect("a directory"))
+    }
+
+    fn in_directory(dir: TempDir) -> SavedStore {
         let store = CheckpointStore::open(dir.path().join("store")).expect("a store");
         let checkpoints = checkpoints(&store, "training");
         let fence = checkpoints.open(&job()).expect("a fence");
@@ -121,6 +126,12 @@ impl SavedStore {
         assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout).expect("UTF-8");
         text.lines().filter(|line| !line.is_empty() && !line.starts_with("--")).map(str::to_owned).collect()
+    }
+
+    fn json_of_failure(&self, words: &str) -> Value {
+        let output = self.run(&format!("{words} --json"));
+        assert_eq!(output.status.code(), Some(1));
+        serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
     fn json(&self, words: &str) -> Value {
@@ -280,6 +291,65 @@ fn an_export_is_ordinary_files_verified() {
 }
 
 #[test]
+fn an_export_keeps_an_empty_directory_that_exists() {
+    use std::os::unix::fs::MetadataExt;
+    let store = SavedStore::new();
+    let out = store.dir.path().join("out");
+    fs::create_dir(&out).expect("a directory");
+    let number = fs::metadata(&out).expect("a directory").ino();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sublet"));
+    command.env_clear().env("SUBLET_CHECKPOINTS", store.path()).current_dir(&out);
+    let output = command.args(["checkpoint", "export", "demo", "."]).output().expect("it can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(fs::metadata(&out).expect("a directory").ino(), number, "it is the same directory");
+    let mut names: Vec<_> =
+        fs::read_dir(&out).expect("files").map(|entry| entry.expect("a file").file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["loss.csv", "weights"]);
+    // Now it holds something.
+    store.check(
+        "export demo out",
+        expect![[r#"
+        ! error: `/tmp/out` exists and is not an empty directory
+        ! hint: name a directory that does not exist yet
+        exit 64
+    "#]],
+    );
+}
+
+#[test]
+fn a_register_that_cannot_be_reached_is_waited_for_aloud() {
+    let store = SavedStore::new();
+    let socket = store.dir.path().join("no.sock");
+    let config = format!("register = \"daemon:demo@{}\"\n[replicas]\ndisk-1 = \"none\"\n", socket.display());
+    fs::write(store.dir.path().join("daemon.toml"), config).expect("a file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sublet"));
+    command.env_clear().current_dir(store.dir.path()).args(["checkpoint", "ls", "--store", "daemon.toml"]);
+    let mut waiting = command.stderr(Stdio::piped()).spawn().expect("the command line can be started");
+    let mut line = String::new();
+    BufReader::new(waiting.stderr.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    // It would wait for 30 s.
+    waiting.kill().expect("it waits");
+    waiting.wait().expect("it ends");
+    assert!(line.starts_with(&format!("no daemon answers at {}; waiting up to 2", socket.display())), "{line}");
+}
+
+#[test]
+fn a_bucket_that_cannot_be_reached_is_named_without_a_hint_about_saves() {
+    let store = SavedStore::new();
+    let config = "register = \"s3://bucket/a\"\n[replicas]\nb = \"s3://bucket/a\"\n[s3]\nregion = \"x\"\n\
+                  endpoint = \"http://127.0.0.1:1\"\nallow_http = true\n";
+    fs::write(store.dir.path().join("bucket.toml"), config).expect("a file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sublet"));
+    command.env_clear().env("AWS_ACCESS_KEY_ID", "a").env("AWS_SECRET_ACCESS_KEY", "b").current_dir(store.dir.path());
+    let output = command.args(["checkpoint", "ls", "--store", "bucket.toml"]).output().expect("it can be started");
+    let said = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("the register of checkpoints cannot be reached: `s3://bucket/a/.register`"), "{said}");
+    assert!(said.contains("hint: check what is named above, then try again"), "{said}");
+}
+
+#[test]
 fn versions_are_removed_under_a_new_fence_or_refused_with_the_reason() {
     let store = SavedStore::new();
     store.check(
@@ -319,6 +389,150 @@ fn versions_are_removed_under_a_new_fence_or_refused_with_the_reason() {
         exit 1
     "#]],
     );
+}
+
+#[test]
+fn a_register_from_before_the_newest_saves_is_named_and_the_newest_version_is_not_guessed() {
+    let store = SavedStore::new();
+    let (register, backup) = (store.path().join("register.db"), store.dir.path().join("backup"));
+    let copy = |from: &Path, to: &Path| fs::copy(from, to).expect("a copy");
+    let SavedStore { dir, checkpoints, fence } = store;
+    drop(checkpoints);
+    copy(&register, &backup);
+    let reopened = crate::checkpoints(&CheckpointStore::open(dir.path().join("store")).expect("a store"), "training");
+    let request = |name: CheckpointName, expected, fence| SaveRequest::new(name, Version(expected), fence);
+    reopened.save(request(job(), 3, fence).step(40).keep(9).bytes(b"newest".to_vec())).expect("a version");
+    let other = CheckpointName::new("job:other:latest");
+    let other_fence = reopened.open(&other).expect("a fence");
+    reopened.save(request(other, 0, other_fence).bytes(b"other".to_vec())).expect("a version");
+    let store = SavedStore { dir, checkpoints: reopened, fence };
+    store.lose_register();
+    copy(&backup, &register);
+    store.check(
+        "ls",
+        expect![[r#"
+        NAME  STEP  VERSION  SIZE  COPIES  SAVED  KEPT  FENCE  RESOURCE
+        job:demo:latest  30  3  2 KiB  behind  now  3  2  training
+        job:other:latest  -  -  -  behind  -  0  1  training
+        ! `job:demo:latest`: replica `disk-1` holds version 4, and the register knows none above 3
+        ! `job:other:latest`: replica `disk-1` holds version 1, and the register knows none above 0
+        ! hint: bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`
+        exit 1
+    "#]],
+    );
+    store.check(
+        "ls demo",
+        expect![[r#"
+        VERSION  STEP  SIZE  FENCE  COPIES  SAVED  PINNED BY
+              1  10  2 KiB  2  2  now  -
+              2  20  2 KiB  2  2  now  evaluation
+              3  30  2 KiB  2  2  now  -
+        ! error: replica `disk-1` holds version 4, and the register knows none above 3
+        ! hint: bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`
+        exit 1
+    "#]],
+    );
+    store.check(
+        "export demo out/newest",
+        expect![[r#"
+        ! error: replica `disk-1` holds version 4, and the register knows none above 3
+        ! hint: bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`
+        exit 1
+    "#]],
+    );
+    store.check(
+        "export demo 2 out/second",
+        expect![[r#"
+        ! replica `disk-1` holds version 4, and the register knows none above 3
+        ! copied version 2 to out/second: 2 files, 2 KiB, verified
+        exit 0
+    "#]],
+    );
+    store.check(
+        "export other out/other",
+        expect![[r#"
+        ! error: replica `disk-1` holds version 1, and the register knows none above 0
+        ! hint: bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`
+        exit 1
+    "#]],
+    );
+    assert_eq!(store.json_of_failure("ls")["checkpoints"][1]["problem"]["code"], "register_behind");
+}
+
+#[test]
+fn a_chain_that_is_broken_does_not_hide_the_other_checkpoints() {
+    let store = SavedStore::new();
+    let register = SqliteRegister::open(store.path().join("register.db")).expect("a register");
+    let chain = ChainName::parse("c/training/job:broken:latest").expect("a name");
+    register.create(&chain, 1, b"not an entry").expect("an entry");
+    store.check("ls", expect![[r#"
+        NAME  STEP  VERSION  SIZE  COPIES  SAVED  KEPT  FENCE  RESOURCE
+        job:broken:latest  -  -  -  broken  -  0  -  training
+        job:demo:latest  30  3  2 KiB  2  now  3  2  training
+        ! `job:broken:latest`: entry 1 of chain `c/training/job:broken:latest` cannot be used: expected ident at line 1 column 2
+        ! hint: upgrade Sublet if another release wrote it; otherwise `sublet checkpoint rebuild` makes a new register
+        exit 1
+    "#]]);
+    store.check(
+        "ls broken",
+        expect![[r#"
+        ! error: entry 1 of chain `c/training/job:broken:latest` cannot be used: expected ident at line 1 column 2
+        ! hint: upgrade Sublet if another release wrote it; otherwise `sublet checkpoint rebuild` makes a new register
+        exit 1
+    "#]],
+    );
+}
+
+/// A disk in memory, mounted at a directory.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// `None` where none can be mounted.
+    fn mount(at: &Path, size: &str) -> Option<SmallDisk> {
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", size, "small"]).arg(at).output();
+        if mounted.is_ok_and(|output| output.status.success()) {
+            return Some(SmallDisk(at.to_owned()));
+        }
+        eprintln!("skipped: no disk can be mounted here");
+        None
+    }
+
+    /// Writes until there is no room for another byte.
+    fn fill(&self) {
+        let mut file = fs::File::create(self.0.join("filler")).expect("a file");
+        while file.write_all(&[1; 4096]).is_ok() {}
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg("-l").arg(&self.0).status().expect("umount is always there");
+        assert!(unmounted.success());
+    }
+}
+
+#[test]
+fn versions_can_be_removed_when_the_disk_is_full() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let Some(disk) = SmallDisk::mount(dir.path(), "size=4m") else { return };
+    let SavedStore { dir, checkpoints, .. } = SavedStore::in_directory(dir);
+    // The trainer has ended, and the index of the register's log with it.
+    drop(checkpoints);
+    disk.fill();
+    let refusal = CheckpointStore::open(dir.path().join("store")).map(|_| ()).expect_err("a full disk");
+    assert_eq!(refusal.code(), "register_full");
+    let run = |words: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sublet"));
+        command.env_clear().env("SUBLET_CHECKPOINTS", dir.path().join("store")).arg("checkpoint");
+        let output = command.args(words.split_whitespace()).output().expect("the command line can be started");
+        assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    assert_eq!(run("ls demo").lines().count(), 4);
+    run("rm demo 1");
+    run("unpin demo 2 --for evaluation");
+    run("rm demo 2");
+    assert_eq!(run("ls demo").lines().count(), 2);
 }
 
 #[test]

@@ -3,42 +3,34 @@
 //! Nothing here reads a clock, a file, a socket or a driver, starts a thread or depends on the order of a hash map.
 //! Time arrives as `now`; the world arrives as an [`event::Event`]; decisions leave as [`action::Action`]s.
 //!
-//! Start at [`decide::decide`]. [`rows`] is what survives a restart, [`state`] the rows and what was seen since,
-//! [`room`] the arithmetic of one GPU, [`queue`] the order of service. [`explain`] answers "why", [`expect`] answers
-//! "when".
+//! ```text
+//!   decide    an event comes in: changes the state by actions, and gives the answer
+//!     │
+//!     ▼
+//!   policy    questions about a state: who is next, what fits where, what must leave, why a lease waits
+//!     │
+//!     ▼
+//!   state     the durable rows, what is derived from them, and what was seen since the start
+//!     │
+//!     ▼
+//!   model     plain types and their arithmetic: ids, requests, leases, settings, events, actions
+//! ```
+//! A layer uses the layers below it, and no two modules use each other (`cargo xtask layers core`). Start at
+//! [`decide::decide`]. [`policy::explain`] answers "why", [`policy::expected_starts`] answers "when".
 
 pub mod action;
-pub mod aside;
-pub mod audit;
-pub mod contexts;
-pub mod cost;
 pub mod decide;
-pub mod durations;
 pub mod event;
-pub mod expected_starts;
-pub mod explain;
-pub mod ids;
-pub mod lateness;
-pub mod lease_readings;
-pub mod loss;
-pub mod method;
+pub mod model;
 pub mod mutant;
-pub mod parking;
-pub mod plan;
 pub mod policy;
-pub mod queue;
-pub mod quota;
-pub mod reading;
-pub mod request;
-pub mod restrictions;
-pub mod room;
 pub mod rows;
 pub mod state;
-pub mod targets;
-pub mod token;
-pub mod units;
-pub mod unleased;
-pub mod unleased_readings;
 
 pub use decide::{Outcome, decide};
+pub use model::{
+    aside, audit, cost, durations, ids, lateness, loss, method, movers, quota, reading, request, restrictions,
+    settings, token, units, unleased,
+};
 pub use state::State;
+pub use state::{lease_readings, queue, room, unleased_readings};

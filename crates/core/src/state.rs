@@ -4,30 +4,36 @@
 //! the rows; nothing outside this file writes them. What was seen (readings,
 //! members, activity) is volatile: unreadable after a start, never journaled.
 
+mod aside;
 mod expected;
 mod gpus;
+pub mod lease_readings;
+pub mod ledger;
 mod members;
 mod movable;
 mod overuse;
+pub mod queue;
+pub mod room;
+mod stopped;
 mod unleased;
+pub mod unleased_readings;
 mod withdraw;
 
+use self::lease_readings::{HintBackoff, LeaseReadings, SignalState, hook_mover};
+use self::ledger::{QuotaLedger, TenantLoad};
+use self::queue::{Queue, QueuePlace};
+use self::room::{Occupancy, Room};
+use self::unleased_readings::UnleasedReadings;
 use crate::action::Action;
-use crate::decide::STALL;
 use crate::ids::{GpuId, LeaseId, ProcKey, TenantId, TokenId};
-use crate::lease_readings::{HintBackoff, LeaseReadings, SignalState, hook_mover};
 use crate::loss::Loss;
+use crate::model::movers::{Backoff, FALSE_REPORT, MoveProgress};
+use crate::model::settings::{Policy, Renewal, STALL};
 use crate::mutant::Mutant;
-use crate::parking::{Backoff, FALSE_REPORT, MoveProgress};
-use crate::policy::{Policy, Renewal};
-use crate::queue::{Queue, QueuePlace};
-use crate::quota::{QuotaLedger, TenantLoad};
 use crate::reading::{GpuFacts, GpuReading, Reading};
 use crate::request::{GpuSelector, LeaseRequest, Preempt, Term, Vram};
-use crate::room::{Occupancy, Room};
 use crate::rows::{EndedLease, Hold, Lease, LeaseEnd, Phase, Rows};
 use crate::units::{Bytes, Span, Time};
-use crate::unleased_readings::UnleasedReadings;
 use gpus::{new_room, outlives_lease, resize_room};
 use overuse::OveruseReadings;
 pub(crate) use overuse::SLACK;

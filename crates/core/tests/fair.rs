@@ -3,12 +3,13 @@
 
 use std::collections::BTreeMap;
 use sublet_core::event::{Caller, Event, EventAnswer};
-use sublet_core::explain::{self, Bound};
 use sublet_core::ids::LeaseId;
-use sublet_core::policy::{HeadStart, Parking, Policy};
+use sublet_core::policy::estimates;
+use sublet_core::policy::explain::{self, Bound};
 use sublet_core::reading::{GpuFacts, GpuReading, GpuUsage, Reading};
 use sublet_core::request::{LeaseRequest, Term, Tier};
 use sublet_core::rows::{Phase, Rows};
+use sublet_core::settings::{HeadStart, Parking, Policy};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::{State, decide};
 
@@ -91,7 +92,7 @@ impl World {
         };
         self.left.insert(lease, (job, job.work_s));
         let now = self.at();
-        let told = explain::estimates(&self.state, now).get(&lease).map(|at| at.since(now).as_secs_f64());
+        let told = estimates::estimates(&self.state, now).get(&lease).map(|at| at.since(now).as_secs_f64());
         let wait = Wait { tenant: job.tenant, gpus: job.gpus, asked: self.now, started: None, told, bound: None };
         self.waits.insert(lease, wait);
         self.note_starts();

@@ -10,8 +10,8 @@
 use std::sync::Arc;
 use sublet_core::action::Action;
 use sublet_core::event::{Event, EventAnswer};
-use sublet_core::policy::Policy;
 use sublet_core::rows::{EndedLease, Rows};
+use sublet_core::settings::Policy;
 use sublet_core::units::Time;
 use sublet_core::{State, decide};
 use sublet_journal::{Batch, LogEntry, OpenBatch, StoredAnswer};

@@ -11,10 +11,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use sublet_core::State;
-use sublet_core::decide::offer::{Offer, offers};
-use sublet_core::expected_starts::{self, ExpectedStart};
-use sublet_core::explain::{self, Bound};
 use sublet_core::ids::LeaseId;
+use sublet_core::policy::estimates;
+use sublet_core::policy::expected_starts::{self, ExpectedStart};
+use sublet_core::policy::explain::{self, Bound};
+use sublet_core::policy::offers::{Offer, offers};
 use sublet_core::rows::Lease;
 use sublet_core::units::{Span, Time};
 
@@ -78,8 +79,10 @@ impl EstimateCache {
             return Arc::clone(&starts.at);
         }
         let begun = worked();
-        let at =
-            EstimateTimes { planned: explain::estimates(state, now), expected: expected_starts::expected(state, now) };
+        let at = EstimateTimes {
+            planned: estimates::estimates(state, now),
+            expected: expected_starts::expected(state, now),
+        };
         let at = Arc::new(at);
         let cost = Span(worked().saturating_sub(begun).as_micros() as u64);
         kept.starts = Some(StartEstimates { of: (version, now), cost, at: Arc::clone(&at) });
@@ -120,8 +123,8 @@ fn worked() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sublet_core::policy::Policy;
     use sublet_core::rows::Rows;
+    use sublet_core::settings::Policy;
 
     #[test]
     fn one_state_is_estimated_once_a_second_for_all_readers() {

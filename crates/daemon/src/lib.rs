@@ -44,7 +44,7 @@ pub use config::{CheckedConfig, ConfigError, Finding, TcpConfig, check as check_
 pub use http::document as openapi;
 pub use loss::{REMEDY as LOSS_REMEDY, sentence as loss_sentence};
 pub use serve::{ServeError, ServeOptions, serve};
-pub use sublet_core::policy::Policy;
+pub use sublet_core::settings::Policy;
 pub use sublet_core::unleased::RuleSubject;
 pub use sublet_host::gpu::nvidia_visible;
 pub use sublet_journal as journal;

@@ -5,18 +5,19 @@ use crate::loss;
 use crate::signals;
 use sublet_core::action::{Action, Hint, UnparkReason, Wake};
 use sublet_core::aside::AsideOver;
-use sublet_core::decide::preempt::{NotPreemptable, RoomPlan};
 use sublet_core::event::Refusal;
-use sublet_core::explain::NoBound;
 use sublet_core::ids::{GpuId, LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::{NotParkable, RestoreObstacle};
-use sublet_core::policy::AsideAllow;
+use sublet_core::movers::{NotParkable, RestoreObstacle};
+use sublet_core::policy::explain::NoBound;
+use sublet_core::policy::preemption::NotPreemptable;
+use sublet_core::policy::room_plan::RoomPlan;
 use sublet_core::queue::QueuePlace;
 use sublet_core::quota::{CappedResource, QuotaBlock};
 use sublet_core::reading::Unreadable;
 use sublet_core::request::{RequestError, Vram};
 use sublet_core::rows::{EndReason, GpuService, Lease};
+use sublet_core::settings::AsideAllow;
 use sublet_core::state::State;
 use sublet_core::units::{Bytes, Time};
 use sublet_core::unleased::{self, RuleAction};
@@ -276,7 +277,7 @@ pub fn preemption(state: &State, making: Option<&RoomPlan>, now: Time, name: imp
         Some(RoomPlan::Coming(_)) => "its room is being made: leases are being parked or ended".to_owned(),
         Some(RoomPlan::Plan { victims, price, .. }) => {
             let each: Vec<String> =
-                victims.iter().map(|(lease, prospect)| format!("{} ({})", name(*lease), prospect.rung)).collect();
+                victims.iter().map(|(lease, prospect)| format!("{} ({})", name(*lease), prospect.method)).collect();
             format!("{} can be preempted, which costs {} in all", each.join(", "), seconds(*price))
         }
         Some(RoomPlan::Wait { until, price }) => format!(
@@ -676,9 +677,9 @@ mod tests {
     use super::*;
     use sublet_core::decide::decide;
     use sublet_core::event::Event;
-    use sublet_core::policy::Policy;
     use sublet_core::reading::GpuFacts;
     use sublet_core::rows::Rows;
+    use sublet_core::settings::Policy;
 
     #[test]
     fn a_restore_obstacle_names_the_lease_or_process_and_what_helps() {

@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock, mpsc};
 use std::thread;
 use std::time::Duration;
-use sublet_core::policy::Parking;
+use sublet_core::settings::Parking;
 use sublet_core::units::{Bytes, Span};
 use sublet_host::clock::{self, Clock};
 use sublet_host::driver::DriverSettings;

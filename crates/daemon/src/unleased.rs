@@ -3,8 +3,9 @@
 use crate::signals;
 use crate::user_directory::tenant_of;
 use crate::view::{self, View};
-use sublet_core::decide::{enforce, find};
+use sublet_core::decide::find;
 use sublet_core::event::Caller;
+use sublet_core::policy::enforcement;
 use sublet_core::unleased::{Mode, NextStep, Rule, RuleAction, RuleSubject, UnleasedProcess, UnleasedStep};
 use sublet_wire as wire;
 
@@ -39,7 +40,7 @@ impl View<'_> {
 
     fn shown_process(&self, by: &Caller, stranger: &UnleasedProcess, mode: Option<Mode>) -> wire::UnleasedProcess {
         let audit = &stranger.audit;
-        let residence = enforce::residence(self.state, stranger, self.now);
+        let residence = enforcement::residence(self.state, stranger, self.now);
         let bytes = residence.as_ref().and_then(|(on, _)| on.iter().map(|(_, bytes)| bytes.map(|b| b.0)).sum());
         let gpus = residence.map_or_else(|| stranger.gpus.clone(), |(on, _)| on.iter().map(|(gpu, _)| *gpu).collect());
         let index = |gpu: &sublet_core::ids::GpuId| self.state.rows().gpus[usize::from(gpu.0)].facts.index;
@@ -75,7 +76,7 @@ impl View<'_> {
             unreadable: audit.unread.clone(),
         };
         let left = |at: sublet_core::units::Time| Some(at.since(self.now).as_secs_f64());
-        match enforce::next_step(self.state, stranger, mode, self.now) {
+        match enforcement::next_step(self.state, stranger, mode, self.now) {
             NextStep::Nothing => {}
             NextStep::Exempt(why) => (shown.next, shown.why) = (wire::NextStep::Exempt, Some(why.to_string())),
             NextStep::Adopt(at) => (shown.next, shown.next_in_s) = (wire::NextStep::Adopted, left(at)),
@@ -94,7 +95,7 @@ impl View<'_> {
 
 /// True if a caller may see an unleased process: an operator all, a local user its own.
 pub(crate) fn may_see(by: &Caller, unleased: &UnleasedProcess) -> bool {
-    by.operator || (by.token.is_none() && enforce::tenant_of(&unleased.audit) == by.tenant)
+    by.operator || (by.token.is_none() && enforcement::tenant_of(&unleased.audit) == by.tenant)
 }
 
 /// A rule as clients see it.

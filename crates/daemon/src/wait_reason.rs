@@ -15,12 +15,12 @@ use crate::view::View;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::audit::Audit;
-use sublet_core::decide::enforce;
-use sublet_core::decide::preempt::{self, RoomPlan};
 use sublet_core::event::{Caller, Refusal};
-use sublet_core::explain::{self, WaitReason};
 use sublet_core::ids::{GpuId, LeaseId, TenantId};
-use sublet_core::quota;
+use sublet_core::policy::enforcement;
+use sublet_core::policy::explain::{self, WaitReason};
+use sublet_core::policy::quota;
+use sublet_core::policy::room_plan::{self, RoomPlan};
 use sublet_core::reading::{Reading, Resident};
 use sublet_core::request::Exclusivity;
 use sublet_core::room::ReadingFault;
@@ -131,7 +131,7 @@ impl View<'_> {
         if place > PLANNED_MAX {
             return None;
         }
-        match preempt::room_plan(self.state, lease, self.now)?.0 {
+        match room_plan::room_plan(self.state, lease, self.now)?.0 {
             RoomPlan::Ram { need, room } => Some(messages::lacking_space(self.state, need, room)),
             _ => None,
         }
@@ -272,7 +272,7 @@ impl View<'_> {
             return UnleasedUse { bytes, text, end: ExpectedEnd::User(user) };
         }
         let left = |at: Time| span::show(at.since(self.now).as_secs_f64().max(1.0));
-        let soon = match enforce::next_step(self.state, row, None, self.now) {
+        let soon = match enforcement::next_step(self.state, row, None, self.now) {
             NextStep::Nothing | NextStep::Exempt(_) | NextStep::Warn | NextStep::Survived => None,
             NextStep::Adopt(at) => Some(format!("gets one in {}", left(at))),
             NextStep::Parking(_) => Some("is being parked".to_owned()),
@@ -291,7 +291,7 @@ impl View<'_> {
     /// tells the bytes of single processes. Before that was tried, setting the mode tries it.
     fn is_adopted_by_mode(&self, row: &UnleasedProcess) -> bool {
         let state = self.state;
-        match enforce::next_step(state, row, Some(Mode::Adopt), self.now) {
+        match enforcement::next_step(state, row, Some(Mode::Adopt), self.now) {
             NextStep::Adopt(_) => true,
             NextStep::Exempt(Exemption::CannotEnforce(_)) => state.self_test().is_none(),
             _ => false,

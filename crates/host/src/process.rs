@@ -11,7 +11,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 use sublet_core::ids::ProcKey;
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use thiserror::Error;
 
 /// Longer than any real chain of parents; stops a walk that a change under it made circular.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use sublet_core::audit::Audit;
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::reading::{GpuFacts, GpuReading};
 use sublet_core::restrictions::Restrictions;
 use sublet_core::units::{Bytes, Time};

@@ -4,8 +4,8 @@
 //! unleased process belongs to the user of the process. What remains (starts, GPUs, rules) belongs to [`DAEMON_OWNER`].
 
 use sublet_core::action::Action;
-use sublet_core::decide::enforce::tenant_of;
 use sublet_core::ids::TenantId;
+use sublet_core::policy::enforcement::tenant_of;
 use sublet_core::rows::{EndReason, Rows};
 use sublet_core::unleased::UnleasedId;
 

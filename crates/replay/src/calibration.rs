@@ -2,9 +2,10 @@
 
 use crate::stats::{round, round5};
 use serde::Serialize;
-use sublet_core::expected_starts::{ExpectedStart, expected};
-use sublet_core::explain::{self, Bound};
 use sublet_core::ids::LeaseId;
+use sublet_core::policy::estimates;
+use sublet_core::policy::expected_starts::{ExpectedStart, expected};
+use sublet_core::policy::explain::{self, Bound};
 use sublet_core::state::State;
 use sublet_core::units::Time;
 
@@ -49,7 +50,7 @@ impl Calibration {
         let prediction = StartPrediction {
             at: now,
             expected: expected(state, now).get(&lease).copied(),
-            planned: explain::estimates(state, now).get(&lease).copied(),
+            planned: estimates::estimates(state, now).get(&lease).copied(),
             bound,
             started: None,
         };

@@ -20,15 +20,15 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use sublet_core::action::Action;
 use sublet_core::decide;
-use sublet_core::decide::preempt::changes_at;
 use sublet_core::event::{Caller, Event, EventAnswer};
 use sublet_core::ids::{GpuId, LeaseId};
 use sublet_core::method::Method;
-use sublet_core::parking::MoverReport;
-use sublet_core::policy::Policy;
+use sublet_core::movers::MoverReport;
+use sublet_core::policy::room_plan::changes_at;
 use sublet_core::reading::GpuReading;
 use sublet_core::request::{LeaseRequest, Term};
 use sublet_core::rows::{EndReason, Hold, Lease, Phase, Rows};
+use sublet_core::settings::Policy;
 use sublet_core::state::State;
 use sublet_core::units::{Bytes, Span, Time};
 

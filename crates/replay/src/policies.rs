@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use sublet_core::policy::{Caps, HeadStart, Parking, Policy};
+use sublet_core::settings::{Caps, HeadStart, Parking, Policy};
 use sublet_core::units::{Bytes, Span};
 
 /// One of the policies that can be compared.

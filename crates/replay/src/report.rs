@@ -11,8 +11,8 @@ use crate::policies::{PolicyName, for_replay, policy};
 use crate::stats::{WaitStats, jain, quantile, round, round5, seconds};
 use crate::trace::{Trace, tier_name};
 use serde::Serialize;
-use sublet_core::policy::Policy;
 use sublet_core::request::Tier;
+use sublet_core::settings::Policy;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// Fairness is judged over slots of this length, or longer ones of a long trace.

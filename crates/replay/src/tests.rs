@@ -8,8 +8,8 @@ use crate::synthetic::{SyntheticShape, make};
 use crate::trace::Trace;
 use crate::{alibaba, csv, json, plots};
 use expect_test::expect;
-use sublet_core::policy::Policy;
 use sublet_core::request::Tier;
+use sublet_core::settings::Policy;
 use sublet_core::units::{Bytes, Span, Time};
 
 const HEADER: &str = "arrival_s,tenant,vram,gpus,duration_s,tier";

@@ -6,7 +6,7 @@
 //! ```
 //! A create is sent again only if it never left this process. When its connection broke off, the entry may exist: that is
 //! [`RegisterError::Unavailable`], and the caller reads the chain. Reads, and forgetting, are sent again for a while. So a
-//! daemon that is started again within that time delays a save, and fails none.
+//! daemon that is started again within that time delays a save, and fails none. A wait of more than 2 s says so on stderr.
 //!
 //! Absent on purpose: a cache. What another process created must be seen by the next call.
 
@@ -29,6 +29,8 @@ use sublet_wire::{Code, Problem, RegisterChain, RegisterChains, RegisterEntries}
 const PATIENCE: Duration = RESTART;
 /// The first pause between two tries; each later one is twice as long, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// How long a call waits before it says so.
+const SILENCE: Duration = Duration::from_secs(2);
 /// The longest pause between two tries.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Chains and entries that one call asks for.
@@ -102,7 +104,7 @@ impl DaemonRegister {
 
     /// Calls, and calls again within the patience where that is safe.
     fn patiently<T>(&self, repeat: RepeatWhen, call: impl Fn() -> Result<T, CallError>) -> Result<T, CallError> {
-        let deadline = Instant::now() + self.patience;
+        let (deadline, mut silent_until) = (Instant::now() + self.patience, Some(Instant::now() + SILENCE));
         let mut pause = FIRST_PAUSE;
         loop {
             let error = match call() {
@@ -116,6 +118,11 @@ impl DaemonRegister {
             if Instant::now() + wait >= deadline {
                 return Err(error);
             }
+            if silent_until.is_some_and(|until| Instant::now() + wait >= until) {
+                let left = deadline.saturating_duration_since(Instant::now()).as_secs();
+                eprintln!("{}; waiting up to {left} s for it", self.said(&error));
+                silent_until = None;
+            }
             thread::sleep(wait);
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
@@ -124,8 +131,16 @@ impl DaemonRegister {
     fn failure(&self, error: CallError) -> RegisterError {
         match error {
             CallError::Refused(problem) => refusal(problem),
-            CallError::Senseless(reason) => RegisterError::Unavailable { reason },
-            CallError::Gone(error) => RegisterError::Unavailable { reason: self.client.silence(&error).message },
+            other => RegisterError::Unavailable { reason: self.said(&other) },
+        }
+    }
+
+    /// What went wrong, for people.
+    fn said(&self, error: &CallError) -> String {
+        match error {
+            CallError::Refused(problem) => problem.detail.clone(),
+            CallError::Senseless(reason) => reason.clone(),
+            CallError::Gone(error) => self.client.silence(error).message,
         }
     }
 }

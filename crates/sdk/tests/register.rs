@@ -315,11 +315,17 @@ fn of_two_processes_that_train_one_job_the_later_one_goes_on_and_the_other_is_to
     let mut told = told.skip_while(|line| !line.contains("saved as version"));
     assert!(told.next().is_some(), "it saves");
     // Nothing else is read of the first one, and it has little to say until it ends.
-    let second = trainer(&host, &store).args(["--steps", "60"]).output().expect("it can be started");
-    let said = String::from_utf8_lossy(&second.stdout).into_owned();
-    assert!(second.status.success() && said.contains("opened with fence 3"), "{said}");
+    let mut second = trainer(&host, &store);
+    second.args(["--steps", "1000000", "--pace", "50"]).stdout(Stdio::piped());
+    let mut second = second.spawn().expect("it can be started");
+    let told = BufReader::new(second.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    let mut told = told.skip_while(|line| !line.contains("opened with fence 3"));
+    assert!(told.next().is_some(), "it takes over");
     let first = first.wait_with_output().expect("it ends");
     let error = String::from_utf8_lossy(&first.stderr).into_owned();
+    assert!(told.any(|line| line.contains("saved as version")), "it goes on");
+    second.kill().expect("it runs");
+    second.wait().expect("it ends");
     assert!(!first.status.success() && error.contains("fence 2 is stale: another process opened this name"), "{error}");
 }
 

@@ -1,13 +1,12 @@
 //! Training steps on soft GPUs: committed once, refused without a lease, and continued on the next one.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::fs;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sublet::replicated::{
     CheckpointStore, EffectFingerprint, EffectKey, FenceEpoch, ReplicatedCheckpoint, ReplicatedIdempotencyStore,
     SaveRequest, Version, open_together,
 };
-use sublet::testing::LocalHost;
+use sublet::testing::{LocalHost, until};
 use sublet::training::{
     SaveSchedule, TrainingBatch, TrainingError, TrainingLoop, TrainingStepOutcome, acquire_preemptible_training_lease,
     replicated_training_state_in, run_fenced_training_step, run_training_step, training_checkpoint_name,
@@ -17,7 +16,6 @@ use sublet::{GpuLease, GpuSession, KernelArgs, LeaseStatus};
 /// train_step(u64 step, u32 length, u8 *state) adds the step to each byte.
 const PTX: &[u8] = include_bytes!("../../../cookbook/preemptible-training/src/train_step.ptx");
 const GIB: u64 = 1 << 30;
-const LONG: Duration = Duration::from_secs(60);
 
 /// One test at a time has the lease that is bound to this process.
 fn alone() -> MutexGuard<'static, ()> {
@@ -50,11 +48,7 @@ fn batch(step: u64, input: &[u8]) -> TrainingBatch {
 }
 
 fn await_status(lease: &GpuLease, status: LeaseStatus) {
-    let deadline = Instant::now() + LONG;
-    while lease.status() != status {
-        assert!(Instant::now() < deadline, "it is {}", lease.status());
-        thread::sleep(Duration::from_millis(5));
-    }
+    until("the lease has that status", || (lease.status() == status).then_some(()));
 }
 
 impl TrainingSetup {
@@ -185,11 +179,7 @@ fn a_loop_goes_on_over_parks_lost_leases_and_a_crash_of_the_daemon_with_the_same
             disturbed.push(step);
             host.revoke(&current.lock().expect("no test panicked"))?;
             // The call meets the end of its lease here, or at one of the next.
-            let deadline = Instant::now() + LONG;
-            while session.status() != LeaseStatus::Revoked {
-                assert!(Instant::now() < deadline, "the end is not noticed");
-                thread::sleep(Duration::from_millis(5));
-            }
+            until("the end is noticed", || (session.status() == LeaseStatus::Revoked).then_some(()));
         }
         add(session, step, state)
     });
@@ -206,7 +196,78 @@ fn of_two_loops_of_one_job_the_first_is_told_that_it_is_stale() {
     let setup = setup();
     let first = TrainingLoop::open(&setup.checkpoints, "j").expect("a fence").saving(SaveSchedule::EverySteps(1));
     let second = TrainingLoop::open(&setup.checkpoints, "j").expect("a fence").saving(SaveSchedule::EverySteps(1));
-    let error = first.run(2, vec![0; 4], || Ok(lease()), add).expect_err("it is stale");
-    assert_eq!(error.code(), "fenced", "{error:?}");
-    assert_eq!(second.run(2, vec![0, 1, 2, 3], || Ok(lease()), add).expect("it is trained").state, expected(2));
+    let trained = |second: &TrainingLoop| second.run(2, vec![0, 1, 2, 3], || Ok(lease()), add).expect("it is trained");
+    let error = first.run(
+        9,
+        vec![0, 1, 2, 3],
+        || Ok(lease()),
+        |session, step, state| {
+            // The first one has its lease, so the second one gets it too: it is that of this process.
+            if step == 1 {
+                assert_eq!(trained(&second).state, expected(2));
+            }
+            add(session, step, state)
+        },
+    );
+    assert_eq!(error.expect_err("it is stale").code(), "fenced");
+    let again = first.run(9, vec![0, 1, 2, 3], || Ok(lease()), add).expect_err("it is stale");
+    assert_eq!(again.code(), "fenced", "a loop does not take the job back by itself");
+    assert_eq!((first.fence(), second.fence()), (Some(FenceEpoch(2)), Some(FenceEpoch(3))));
+}
+
+#[test]
+fn a_loop_that_gets_no_lease_does_not_stop_the_one_that_trains() {
+    let setup = setup();
+    let open = || TrainingLoop::open(&setup.checkpoints, "j").expect("a job").saving(SaveSchedule::EverySteps(1));
+    let (first, second) = (open(), open());
+    let progress = first.run(
+        3,
+        vec![0, 1, 2, 3],
+        || Ok(lease()),
+        |session, step, state| {
+            let refused = second.run(3, vec![0; 4], || acquire_preemptible_training_lease(1 << 50, 120), add);
+            assert_eq!(refused.expect_err("there is no such GPU").code(), "capacity_exceeded");
+            add(session, step, state)
+        },
+    );
+    assert_eq!(progress.expect("it is trained").state, expected(3));
+    assert_eq!(second.fence(), None);
+}
+
+#[test]
+fn a_training_tells_when_a_replica_fails_and_when_all_hold_its_saves_again() {
+    let _alone = alone();
+    let (_host, dir) = (LocalHost::start().expect("a daemon"), tempfile::tempdir().expect("a directory"));
+    let file = dir.path().join("store.toml");
+    let replicas = ["one", "two", "three"].map(|name| dir.path().join(name));
+    replicas.iter().for_each(|replica| fs::create_dir(replica).expect("a directory"));
+    let text = "register = \"r.db\"\n[replicas]\none = \"one\"\ntwo = \"two\"\nthree = \"three\"\n";
+    fs::write(&file, text).expect("a file");
+    let (checkpoints, _) =
+        replicated_training_state_in(&CheckpointStore::at(&file).expect("a store")).expect("a state");
+    let told: Arc<Mutex<Vec<Vec<String>>>> = Arc::default();
+    let heard = Arc::clone(&told);
+    let job = TrainingLoop::open(&checkpoints, "j").expect("a fence").saving(SaveSchedule::EverySteps(1));
+    let job = job.on_replica_failure(move |failures| {
+        let names = failures.iter().map(|failure| failure.replica.to_string()).collect();
+        heard.lock().expect("no panic before").push(names);
+    });
+    let away = dir.path().join("away");
+    let progress = job.run(
+        9,
+        vec![0],
+        || acquire_preemptible_training_lease(2 * GIB, 120),
+        |_, step, state| {
+            // A save of an earlier step may be under way, so that each state of the disk lasts for three steps.
+            match step {
+                4 => fs::rename(&replicas[1], &away).expect("a rename"),
+                7 => fs::rename(&away, &replicas[1]).expect("a rename"),
+                _ => {}
+            }
+            Ok(state.to_vec())
+        },
+    );
+    let progress = progress.expect("two of three replicas are enough");
+    assert_eq!((progress.durable_step, progress.failures.len()), (9, 0));
+    assert_eq!(*told.lock().expect("no panic before"), [vec!["two".to_owned()], vec![]]);
 }

@@ -17,7 +17,9 @@ use crate::sim::Sim;
 use std::collections::BTreeMap;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::{MoverReport, all_keep_still, driver_may_have, may_restore};
+use sublet_core::movers::MoverReport;
+use sublet_core::policy::move_progress::{all_keep_still, driver_may_have};
+use sublet_core::policy::restore_room::may_restore;
 use sublet_core::rows::{Lease, ParkState, Phase};
 use sublet_core::units::{Bytes, Span};
 

@@ -10,7 +10,7 @@ use crate::timers::Timer;
 use sublet_core::event::Event;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::rows::Phase;
 use sublet_core::units::Bytes;
 

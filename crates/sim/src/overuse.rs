@@ -3,9 +3,9 @@
 use crate::checker::Violation;
 use crate::daemon::SimCall;
 use crate::sim::Sim;
-use sublet_core::decide::overuse::larger_lease;
 use sublet_core::event::Event;
 use sublet_core::ids::LeaseId;
+use sublet_core::policy::overuse::larger_lease;
 use sublet_core::rows::Lease;
 use sublet_core::units::Bytes;
 

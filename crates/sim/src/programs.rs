@@ -22,9 +22,10 @@ use sublet_core::action::Hint;
 use sublet_core::event::Event;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::{MoverReport, must_stay_off_gpus};
-use sublet_core::policy::Parking;
+use sublet_core::movers::MoverReport;
+use sublet_core::policy::move_progress::must_stay_off_gpus;
 use sublet_core::rows::{Hold, Lease, ParkState, Phase};
+use sublet_core::settings::Parking;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// What a context takes where nobody measured it.

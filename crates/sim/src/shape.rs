@@ -3,8 +3,8 @@
 use crate::programs::ProgramHabits;
 use crate::rng::Rng;
 use crate::unleased::UnleasedShape;
-use sublet_core::policy::{Caps, HeadStart, Parking, Policy, Renewal};
 use sublet_core::reading::GpuFacts;
+use sublet_core::settings::{Caps, HeadStart, Parking, Policy, Renewal};
 use sublet_core::units::{Bytes, Span};
 
 /// One second, in µs.

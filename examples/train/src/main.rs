@@ -66,6 +66,8 @@ struct Journey<'a> {
     loss: Option<String>,
     /// The newest version that was told of.
     told: Version,
+    /// True when it was told that the job is opened.
+    is_opened: bool,
 }
 
 impl Journey<'_> {
@@ -84,6 +86,14 @@ impl Journey<'_> {
         self.lease = lease.lease_id().to_owned();
         println!("lease {}: {} MiB, from step {from}", self.lease, options.vram);
         Ok(lease)
+    }
+
+    /// Says once that other trainers of the job are stale from now on.
+    fn tell_opened(&mut self, job: &TrainingLoop) {
+        if let Some(fence) = job.fence().filter(|_| !self.is_opened) {
+            println!("job {}: opened with fence {fence}", self.options.job);
+            self.is_opened = true;
+        }
     }
 
     /// One step, with the news of the save that came before it.
@@ -122,7 +132,6 @@ impl Journey<'_> {
 fn train(options: &TrainOptions) -> Result<TrainingProgress, GrafosError> {
     let (checkpoints, _) = replicated_training_state()?;
     let job = TrainingLoop::open(&checkpoints, &options.job)?.saving(SaveSchedule::EverySteps(options.every));
-    println!("job {}: opened with fence {}", options.job, job.fence());
     let name = training_checkpoint_name(&options.job);
     let journey = std::cell::RefCell::new(Journey {
         options,
@@ -132,11 +141,13 @@ fn train(options: &TrainOptions) -> Result<TrainingProgress, GrafosError> {
         lease: String::new(),
         loss: None,
         told: Version(0),
+        is_opened: false,
     });
     let mut network = None;
     let initial = TrainingState::of_seed(options.seed).to_bytes();
     let acquire = || journey.borrow_mut().acquire();
     let progress = job.run(options.steps, initial, acquire, |session, step, state| {
+        journey.borrow_mut().tell_opened(&job);
         let trained = journey.borrow_mut().step(&mut network, session, step, state);
         // The loop goes on after a lost lease; only here its reason can be kept.
         trained.inspect_err(|error| journey.borrow_mut().loss = Some(error.to_string()))
@@ -154,6 +165,15 @@ fn run(options: &TrainOptions) -> Result<(), Box<dyn Error>> {
     println!("step {}: loss {loss:.6}, saved as version {}", progress.durable_step, progress.version);
     println!("weights {:016x}", state.checksum());
     Ok(())
+}
+
+/// The exit code of a trainer that another one has overtaken. A supervisor that started it again would take the job back.
+const OVERTAKEN: u8 = 73;
+
+/// Its exit code.
+fn exit_code(error: &(dyn Error + 'static)) -> ExitCode {
+    let is_overtaken = error.downcast_ref::<GrafosError>().is_some_and(|error| error.code() == "fenced");
+    if is_overtaken { ExitCode::from(OVERTAKEN) } else { ExitCode::FAILURE }
 }
 
 /// What to do next, if the error says it.
@@ -174,5 +194,5 @@ fn main() -> ExitCode {
     if let Some(remedy) = remedy(&*error) {
         eprintln!("hint: {remedy}");
     }
-    ExitCode::FAILURE
+    exit_code(&*error)
 }

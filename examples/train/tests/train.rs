@@ -82,8 +82,8 @@ fn a_trainer_that_loses_its_lease_and_its_process_has_the_weights_of_an_undistur
     trainer.await_line("from step ");
     trainer.await_line("saved as version ");
     drop(trainer);
+    // It is trained that far already.
     let mut again = host.train(&["--steps", "1", "--curve", "loss.svg"]);
-    assert_eq!(again.await_line("opened").trim(), "job demo: opened with fence 3");
     let saved = again.await_line("saved as version ");
     let step = saved.split([' ', ':']).nth(1).expect("a step").to_owned();
     let weights = again.await_line("weights ").trim().to_owned();
@@ -98,8 +98,12 @@ fn a_second_trainer_of_a_job_makes_the_first_one_stale() {
     let host = TrainingHost::start();
     let mut first = host.train(&["--steps", ENDLESS, "--every", "5"]);
     first.await_line("saved as version ");
-    host.weights(&["--steps", "1"]);
+    let mut second = host.train(&["--steps", ENDLESS, "--every", "5"]);
+    assert_eq!(second.await_line("opened").trim(), "job demo: opened with fence 3");
     let said = first.errors();
+    // A supervisor can tell this end from others.
+    assert_eq!(first.child.wait().expect("it ended").code(), Some(73));
+    second.await_line("saved as version ");
     assert!(
         said.starts_with(
             "error: fence 2 is stale: another process opened this name with fence 3\nhint: stop this process"

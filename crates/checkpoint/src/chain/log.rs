@@ -3,8 +3,10 @@
 //! Every 1,000 entries a snapshot of the state is appended, and older entries are dropped. Each entry
 //! names the newest snapshot, so a start reads the last entry, the snapshot, and what follows it.
 //!
-//! Each call begins with a look at the entry that was read last: it must be the same one. If an older copy of the
-//! register was put back, the chain may have grown again with other entries and fences of the same numbers.
+//! A call is decided on what was read before, without a new read: the register creates the entry only after the one that
+//! was read last. If there is a newer one, the call reads on and decides again. If an older copy of the register was put
+//! back, the chain may have grown again with other entries and fences of the same numbers: then the entry before is
+//! another one, and nothing is created. A call that appends nothing reads on before it answers.
 
 use super::ChainState;
 use crate::error::ReplicatedError;
@@ -51,8 +53,8 @@ pub struct ChainLog<S> {
     register: Arc<dyn ChainRegister>,
     chain: ChainName,
     last: u64,
-    /// Tells entry `last` from another one of its number; `None` if none was read yet.
-    last_nonce: Option<Nonce>,
+    /// Entry `last`; `None` if it was not read yet.
+    last_entry: Option<NumberedEntry>,
     snapshot: u64,
     state: S,
 }
@@ -83,7 +85,7 @@ impl<C> From<Option<C>> for Decision<C> {
 impl<S: ChainState> ChainLog<S> {
     /// A chain of which nothing was read yet.
     pub fn new(register: Arc<dyn ChainRegister>, chain: ChainName) -> ChainLog<S> {
-        ChainLog { register, chain, last: 0, last_nonce: None, snapshot: 0, state: S::default() }
+        ChainLog { register, chain, last: 0, last_entry: None, snapshot: 0, state: S::default() }
     }
 
     /// The state as far as it was read.
@@ -105,23 +107,25 @@ impl<S: ChainState> ChainLog<S> {
         &mut self,
         decide: impl Fn(&S) -> Result<Decision<S::Change>, ReplicatedError>,
     ) -> Result<Appended, ReplicatedError> {
-        self.refresh()?;
-        self.append_after_refresh(decide)
-    }
-
-    /// The same right after [`refresh`](Self::refresh), which is not called again.
-    pub fn append_after_refresh(
-        &mut self,
-        decide: impl Fn(&S) -> Result<Decision<S::Change>, ReplicatedError>,
-    ) -> Result<Appended, ReplicatedError> {
+        let mut is_newest = self.last_entry.is_none();
+        if is_newest {
+            self.read_on(None)?;
+        }
         loop {
-            let change = match decide(&self.state) {
-                Ok(Decision::Append(change)) => change,
-                refused_or_nothing => return refused_or_nothing.map(|_| Appended::Nothing),
-            };
-            if self.send(EntryContent::Change(change))? {
-                self.append_snapshot_if_due();
-                return Ok(Appended::Entry);
+            match decide(&self.state) {
+                Ok(Decision::Append(change)) => {
+                    if self.send(EntryContent::Change(change))? {
+                        self.append_snapshot_if_due();
+                        return Ok(Appended::Entry);
+                    }
+                    is_newest = true;
+                }
+                refused_or_nothing if is_newest => return refused_or_nothing.map(|_| Appended::Nothing),
+                // What was appended since may change the answer.
+                _ => {
+                    self.read_on(None)?;
+                    is_newest = true;
+                }
             }
         }
     }
@@ -135,9 +139,9 @@ impl<S: ChainState> ChainLog<S> {
         let bytes = serde_json::to_vec(&line).map_err(|error| self.corrupt(number, error))?;
         let mut failure = None;
         for _ in 0..ATTEMPTS {
-            match self.register.create(&self.chain, number, &bytes) {
+            match self.create(number, &bytes) {
                 Ok(Creation::New) => {
-                    self.apply(number, nonce, line.content)?;
+                    self.apply(NumberedEntry { number, bytes }, line.content)?;
                     return Ok(true);
                 }
                 // After a lost answer, the entry that is in the way may be this very one.
@@ -154,6 +158,13 @@ impl<S: ChainState> ChainLog<S> {
         Err(failure.map_or_else(|| self.corrupt(number, "it was never sent"), ReplicatedError::from))
     }
 
+    fn create(&self, number: u64, bytes: &[u8]) -> Result<Creation, RegisterError> {
+        match &self.last_entry {
+            Some(last) => self.register.create_after(&self.chain, last, bytes),
+            None => self.register.create(&self.chain, number, bytes),
+        }
+    }
+
     /// Reads what was appended since. True if an entry with this nonce is among it.
     fn read_on(&mut self, own: Option<Nonce>) -> Result<bool, ReplicatedError> {
         let mut found = false;
@@ -162,7 +173,7 @@ impl<S: ChainState> ChainLog<S> {
             self.find_snapshot()?;
         }
         loop {
-            let from = if self.last_nonce.is_some() { self.last } else { self.last + 1 };
+            let from = if self.last_entry.is_some() { self.last } else { self.last + 1 };
             let mut entries = self.register.read(&self.chain, from, PAGE)?;
             let is_last_page = entries.len() < PAGE;
             self.take_known_entry(&mut entries)?;
@@ -178,7 +189,7 @@ impl<S: ChainState> ChainLog<S> {
             for entry in entries {
                 let line = self.parse(&entry)?;
                 found |= own == Some(line.nonce);
-                self.apply(entry.number, line.nonce, line.content)?;
+                self.apply(entry, line.content)?;
             }
             if is_last_page {
                 return Ok(found);
@@ -188,15 +199,15 @@ impl<S: ChainState> ChainLog<S> {
 
     /// Takes the entry that was read last from the first of these. An error if it is another one, or is missing.
     fn take_known_entry(&self, entries: &mut Vec<NumberedEntry>) -> Result<(), ReplicatedError> {
-        let Some(nonce) = self.last_nonce else { return Ok(()) };
+        let Some(last) = &self.last_entry else { return Ok(()) };
         match entries.first() {
-            Some(entry) if entry.number == self.last && self.parse(entry)?.nonce == nonce => {
+            Some(entry) if entry == last => {
                 entries.remove(0);
                 Ok(())
             }
             // It was dropped after a snapshot.
-            Some(entry) if entry.number > self.last => Ok(()),
-            _ => Err(ReplicatedError::RegisterReplaced { chain: self.chain.to_string(), number: self.last }),
+            Some(entry) if entry.number > last.number => Ok(()),
+            _ => Err(RegisterError::Replaced { chain: self.chain.clone(), number: last.number }.into()),
         }
     }
 
@@ -213,17 +224,18 @@ impl<S: ChainState> ChainLog<S> {
         };
         self.state = S::default();
         self.last = snapshot.saturating_sub(1);
-        self.last_nonce = None;
+        self.last_entry = None;
         self.snapshot = snapshot;
         Ok(())
     }
 
-    fn apply(&mut self, number: u64, nonce: Nonce, content: EntryContent<S>) -> Result<(), ReplicatedError> {
+    fn apply(&mut self, entry: NumberedEntry, content: EntryContent<S>) -> Result<(), ReplicatedError> {
+        let number = entry.number;
         match content {
             EntryContent::Change(change) => {
                 if let Err(why) = self.state.apply(number, &change) {
                     // Half an entry may have been applied: the next call reads the chain anew.
-                    (self.last, self.last_nonce) = (0, None);
+                    (self.last, self.last_entry) = (0, None);
                     self.state = S::default();
                     return Err(self.corrupt(number, why));
                 }
@@ -233,7 +245,7 @@ impl<S: ChainState> ChainLog<S> {
                 self.snapshot = number;
             }
         }
-        (self.last, self.last_nonce) = (number, Some(nonce));
+        (self.last, self.last_entry) = (number, Some(entry));
         Ok(())
     }
 

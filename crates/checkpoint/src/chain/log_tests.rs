@@ -3,8 +3,8 @@
 use super::*;
 use crate::chain::checkpoint::{CheckpointChange, VersionChain};
 use crate::names::{FenceEpoch, Version};
-use crate::register::MemoryRegister;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::register::{MemoryRegister, SqliteRegister};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 fn chain() -> ChainName {
     ChainName::parse("c/models/job").expect("a name")
@@ -129,6 +129,65 @@ impl ChainRegister for Replaceable {
     fn chains(&self) -> Result<Vec<ChainName>, RegisterError> {
         self.0.lock().expect("no panic before").chains()
     }
+}
+
+/// A register that creates entries after known ones, and cannot be read any more.
+struct WriteOnlyRegister {
+    register: SqliteRegister,
+    is_readable: AtomicBool,
+}
+
+impl WriteOnlyRegister {
+    fn readable(&self) -> Result<&SqliteRegister, RegisterError> {
+        if self.is_readable.load(Ordering::Relaxed) { Ok(&self.register) } else { Err(refused()) }
+    }
+}
+
+impl ChainRegister for WriteOnlyRegister {
+    fn create(&self, chain: &ChainName, number: u64, entry: &[u8]) -> Result<Creation, RegisterError> {
+        self.readable()?.create(chain, number, entry)
+    }
+    fn create_after(&self, chain: &ChainName, before: &NumberedEntry, entry: &[u8]) -> Result<Creation, RegisterError> {
+        self.register.create_after(chain, before, entry)
+    }
+    fn read(&self, chain: &ChainName, from: u64, limit: usize) -> Result<Vec<NumberedEntry>, RegisterError> {
+        self.readable()?.read(chain, from, limit)
+    }
+    fn last(&self, chain: &ChainName) -> Result<u64, RegisterError> {
+        self.readable()?.last(chain)
+    }
+    fn forget_before(&self, chain: &ChainName, number: u64) -> Result<(), RegisterError> {
+        self.register.forget_before(chain, number)
+    }
+    fn chains(&self) -> Result<Vec<ChainName>, RegisterError> {
+        self.readable()?.chains()
+    }
+}
+
+#[test]
+fn a_process_appends_to_a_chain_that_it_knows_without_reading_it_again() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let register = SqliteRegister::open(directory.path().join("register.db")).expect("a register");
+    let register = Arc::new(WriteOnlyRegister { register, is_readable: AtomicBool::new(true) });
+    let mut log = ChainLog::new(Arc::clone(&register) as Arc<dyn ChainRegister>, chain());
+    open(&mut log);
+    register.is_readable.store(false, Ordering::Relaxed);
+    for _ in 0..SNAPSHOT_EVERY {
+        open(&mut log);
+    }
+    register.is_readable.store(true, Ordering::Relaxed);
+    assert_eq!(register.last(&chain()).expect("an answer"), SNAPSHOT_EVERY + 2, "with a snapshot");
+}
+
+#[test]
+fn a_refusal_that_newer_entries_make_wrong_is_not_given() {
+    let register: Arc<dyn ChainRegister> = Arc::new(MemoryRegister::new());
+    let mut one = ChainLog::new(Arc::clone(&register), chain());
+    let mut two = ChainLog::new(register, chain());
+    open(&mut one);
+    let fence = open(&mut two);
+    let check = |state: &VersionChain| state.fences().check(fence).map(|()| Decision::Nothing);
+    assert_eq!(one.append(check).expect("an answer"), Appended::Nothing);
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! The real file system.
 //!
 //! Writes of large files are handed to the disk every 32 MiB while the next ones are made, so that the
-//! sync at the end has little left to do.
+//! sync at the end has little left to do. Named pipes, devices and sockets are refused: reading one could take for ever.
 
 use super::{Files, ReadFile, WriteFile};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, symlink};
@@ -30,7 +32,7 @@ impl Files for LocalDisk {
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
-        Ok(Box::new(OpenFile(File::open(path)?)))
+        Ok(Box::new(OpenFile(open_regular(path)?)))
     }
 
     fn hard_link(&self, existing: &Path, new: &Path) -> io::Result<()> {
@@ -55,7 +57,9 @@ impl Files for LocalDisk {
 
     fn list(&self, directory: &Path) -> io::Result<Vec<String>> {
         let entries = match fs::read_dir(directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Ok(Vec::new());
+            }
             entries => entries?,
         };
         let mut names = Vec::new();
@@ -80,8 +84,25 @@ impl Files for LocalDisk {
     }
 
     fn sync_dir(&self, directory: &Path) -> io::Result<()> {
-        File::open(directory)?.sync_all()
+        open_with(directory, OFlags::DIRECTORY)?.sync_all()
     }
+}
+
+/// Opens a regular file for reading. Opening a named pipe would wait for a writer.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    let file = match open_with(path, OFlags::NONBLOCK) {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => return Err(not_regular(path)),
+        opened => opened?,
+    };
+    if file.metadata()?.is_file() { Ok(file) } else { Err(not_regular(path)) }
+}
+
+fn open_with(path: &Path, flags: OFlags) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)
+}
+
+fn not_regular(path: &Path) -> io::Error {
+    io::Error::other(format!("`{}` is no regular file: remove it, or name another one", path.display()))
 }
 
 fn ignore_missing(removed: io::Result<()>) -> io::Result<()> {

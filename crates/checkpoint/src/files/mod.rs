@@ -10,6 +10,7 @@ mod disk;
 mod object;
 
 pub use disk::LocalDisk;
+pub(crate) use disk::open_regular;
 #[cfg(feature = "object-store")]
 pub use object::ObjectFiles;
 

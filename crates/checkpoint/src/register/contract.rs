@@ -3,7 +3,7 @@
 //! It panics at the first broken promise, so it is called from a test. A register outside this crate
 //! calls [`check`] too.
 
-use super::{ChainRegister, Creation, ENTRY_BYTES_MAX, RegisterError};
+use super::{ChainRegister, Creation, ENTRY_BYTES_MAX, NumberedEntry, RegisterError};
 use crate::names::ChainName;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -14,6 +14,7 @@ use std::thread;
 /// If the register breaks its contract.
 pub fn check<R: ChainRegister>(fresh: &dyn Fn() -> R) {
     numbers_are_created_once_and_in_order(&fresh());
+    an_entry_is_created_only_after_the_one_that_the_call_names(&fresh());
     chains_are_apart(&fresh());
     reading_is_bounded_and_in_order(&fresh());
     forgotten_numbers_are_never_free_again(&fresh());
@@ -39,6 +40,30 @@ fn numbers_are_created_once_and_in_order(register: &dyn ChainRegister) {
     assert_eq!(register.last(&name).expect("an answer"), 2);
     assert_eq!(numbers(register, &name, 1, 10), [1, 2]);
     assert_eq!(register.read(&name, 1, 1).expect("an answer")[0].bytes, b"one");
+}
+
+fn an_entry_is_created_only_after_the_one_that_the_call_names(register: &dyn ChainRegister) {
+    let name = chain("c/contract/f");
+    let entry = |number, bytes: &[u8]| NumberedEntry { number, bytes: bytes.to_vec() };
+    let replaced = |before: NumberedEntry| match register.create_after(&name, &before, b"next") {
+        Err(RegisterError::Replaced { number, .. }) => assert_eq!(number, before.number),
+        other => panic!("an entry was created after {before:?}, which the chain does not have: {other:?}"),
+    };
+    replaced(entry(1, b"one"));
+    register.create(&name, 1, b"one").expect("an answer");
+    replaced(entry(1, b"other"));
+    replaced(entry(2, b"two"));
+    let largest = vec![7; ENTRY_BYTES_MAX];
+    assert_eq!(register.create_after(&name, &entry(1, b"one"), &largest).expect("an answer"), Creation::New);
+    assert_eq!(register.create_after(&name, &entry(1, b"one"), b"again").expect("an answer"), Creation::Taken);
+    assert_eq!(register.create_after(&name, &entry(2, &largest), b"three").expect("an answer"), Creation::New);
+    match register.create_after(&name, &entry(3, b"three"), &[largest.as_slice(), b"!"].concat()) {
+        Err(RegisterError::TooLarge { .. }) => {}
+        other => panic!("an entry above the limit was not refused as too large: {other:?}"),
+    }
+    register.forget_before(&name, 3).expect("an answer");
+    assert_eq!(register.create_after(&name, &entry(1, b"one"), b"again").expect("an answer"), Creation::Taken);
+    assert_eq!(numbers(register, &name, 1, 10), [3]);
 }
 
 fn chains_are_apart(register: &dyn ChainRegister) {

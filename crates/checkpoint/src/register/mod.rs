@@ -16,11 +16,13 @@
 //! library that calls it has the implementation for them.
 
 pub mod contract;
+mod disk_state;
 mod file_identity;
 mod file_system;
 mod memory;
 #[cfg(feature = "object-store")]
 mod object;
+mod reserve;
 mod sqlite;
 
 pub use file_system::{FileSystem, file_system_of};
@@ -42,6 +44,20 @@ pub trait ChainRegister: Send + Sync {
     /// An error other than [`RegisterError::Unavailable`] means that nothing was created. After
     /// `Unavailable` the entry may exist: read it back, and compare what makes it unique.
     fn create(&self, chain: &ChainName, number: u64, entry: &[u8]) -> Result<Creation, RegisterError>;
+
+    /// Creates the entry after this one, if the chain has this one. If it has another one of that number, or none, this
+    /// is [`RegisterError::Replaced`]: an older copy of the register was put back, and its chain may have grown again.
+    ///
+    /// A register that can compare and create in one transaction does so. Without that, an older copy that is put back
+    /// between the two is noticed by the next call.
+    fn create_after(&self, chain: &ChainName, before: &NumberedEntry, entry: &[u8]) -> Result<Creation, RegisterError> {
+        match self.read(chain, before.number, 1)?.first() {
+            Some(found) if found == before => self.create(chain, before.number + 1, entry),
+            // Entries were dropped after a snapshot, so the chain has gone on.
+            Some(found) if found.number > before.number => Ok(Creation::Taken),
+            _ => Err(RegisterError::Replaced { chain: chain.clone(), number: before.number }),
+        }
+    }
 
     /// At most `limit` entries from this number on, in order. Entries that were forgotten are left out.
     fn read(&self, chain: &ChainName, from: u64, limit: usize) -> Result<Vec<NumberedEntry>, RegisterError>;
@@ -93,6 +109,16 @@ pub enum RegisterError {
         /// The newest entry.
         last: u64,
     },
+    /// The entry before the wanted one is not the one that the call names. Nothing was created.
+    #[error(
+        "entry {number} of chain `{chain}` is not the one that this process read: an older copy of the register was put back"
+    )]
+    Replaced {
+        /// The chain.
+        chain: ChainName,
+        /// The number of the entry.
+        number: u64,
+    },
     /// The entry is too large.
     #[error("an entry of {bytes} bytes is too large for the register: it takes at most {most}")]
     TooLarge {
@@ -106,6 +132,12 @@ pub enum RegisterError {
     Full {
         /// What is full.
         reason: String,
+    },
+    /// A register's file lies on a disk that is mounted read-only. Nothing was created.
+    #[error("the register `{}` is on a disk that is mounted read-only", path.display())]
+    ReadOnly {
+        /// The register's file.
+        path: PathBuf,
     },
     /// A register file lies on a file system that several machines write.
     #[error("`{}` is on {kind}, where a register is not safe", path.display())]
@@ -141,8 +173,10 @@ impl RegisterError {
         match self {
             RegisterError::Unavailable { .. } => "register_unavailable",
             RegisterError::OutOfOrder { .. } => "register_out_of_order",
+            RegisterError::Replaced { .. } => "register_replaced",
             RegisterError::TooLarge { .. } => "register_entry_too_large",
             RegisterError::Full { .. } => "register_full",
+            RegisterError::ReadOnly { .. } => "register_read_only",
             RegisterError::NotLocal { .. } => "register_not_local",
             RegisterError::Damaged { .. } => "register_damaged",
             RegisterError::Refused { .. } => "register_refused",
@@ -157,8 +191,16 @@ impl RegisterError {
                 "nothing is known to be saved: when the register answers again, open the name and load the newest version"
             }
             RegisterError::OutOfOrder { .. } => "open the name again; the program's view of it is not the register's",
+            RegisterError::Replaced { .. } => {
+                "stop all programs of this store and start them again: they go on from the newest version of the register"
+            }
             RegisterError::TooLarge { .. } => "save large results as a checkpoint",
-            RegisterError::Full { .. } => "make room for the register, then save again",
+            RegisterError::Full { .. } => {
+                "make room for the register, such as with `sublet checkpoint rm NAME VERSION`, then try again"
+            }
+            RegisterError::ReadOnly { .. } => {
+                "mount the disk for writing; Linux makes a disk read-only after a fault, which `dmesg` shows"
+            }
             RegisterError::NotLocal { .. } => {
                 "put the register on a local disk, let the daemon keep it (`register = \"daemon\"` in the file that \
                  SUBLET_CHECKPOINTS names) or put it into an object store (`register = \"s3://…\"`); \

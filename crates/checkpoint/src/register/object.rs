@@ -10,7 +10,8 @@
 //! One object per entry. `If-None-Match: *` decides which of several writers makes it. Entry n + 1 is only sent when
 //! entry n was seen, and no object is ever deleted, so the numbers of a chain have no gaps. So the newest entry is
 //! found by looking at single numbers: one request if the last one seen is still the newest, and about 2 log2(n) for a
-//! process that has seen none of n entries. Nothing is listed for that, and listings may be late.
+//! process that has seen none of n entries. Nothing is listed for that, and listings may be late. A process that has seen
+//! none also lists what follows the end that it found: an entry there means that one before it is missing.
 //!
 //! **A lost answer.** A request that timed out may have made the object, and then every retry is told that the object
 //! exists. So each call writes a nonce into its object. When the object is in the way, the call reads it: with its own
@@ -21,11 +22,11 @@
 //! **The self-test** makes 32 concurrent creates of one new object, and refuses a store in which more or fewer than one
 //! wins. No entry is created before it has passed.
 //!
-//! **Costs.** The self-test: 33 writes and at most 31 reads. A new entry: one write. Asking for news: one read. A
-//! forgotten entry: one read and one write.
+//! **Costs.** The self-test: 33 writes and at most 31 reads. A new entry: one read, of the entry before, and one write.
+//! Asking for news: two reads. A forgotten entry: one read and one write.
 //!
-//! Absent on purpose: deleting. A rule of the bucket that deletes old objects destroys the register; what such a rule
-//! deletes first is missed at the next start.
+//! Absent on purpose: deleting. A rule of the bucket that deletes old objects destroys the register; what it deletes is
+//! missed at the next start, unless it is the newest entry.
 
 use super::{ChainRegister, Creation, ENTRY_BYTES_MAX, NumberedEntry, RegisterError};
 use crate::names::ChainName;
@@ -212,13 +213,14 @@ impl ObjectRegister {
         }
     }
 
-    /// Refuses a chain without entry 1 that has other entries: it must not begin anew.
-    fn check_is_empty(&self, chain: &ChainName) -> Result<(), RegisterError> {
-        let prefix = self.chain_key(chain);
-        let listed = self.bucket.call(|store| async move { store.list(Some(&prefix)).try_next().await });
+    /// Refuses a chain that has entries after its end: one is missing, and must not be made anew.
+    fn check_end(&self, chain: &ChainName, last: u64) -> Result<(), RegisterError> {
+        let (prefix, end) = (self.chain_key(chain), self.key(chain, last));
+        let listed =
+            self.bucket.call(|store| async move { store.list_with_offset(Some(&prefix), &end).try_next().await });
         match listed.map_err(|error| self.unavailable(error))? {
             // A concurrent writer may have made it just now.
-            Some(_) if !self.exists(chain, 1)? => Err(self.missing(chain, 1)),
+            Some(_) if !self.exists(chain, last + 1)? => Err(self.missing(chain, last + 1)),
             _ => Ok(()),
         }
     }
@@ -320,7 +322,7 @@ impl ChainRegister for ObjectRegister {
             return Err(RegisterError::OutOfOrder { chain: chain.clone(), number, last });
         }
         if number == 1 {
-            self.check_is_empty(chain)?;
+            self.check_end(chain, 0)?;
         }
         self.check_fit()?;
         let creation = match self.create_object(&self.key(chain, number), entry)? {
@@ -364,8 +366,8 @@ impl ChainRegister for ObjectRegister {
     }
 
     fn last(&self, chain: &ChainName) -> Result<u64, RegisterError> {
-        let mut last = self.last_seen(chain);
-        let mut step = 1;
+        let seen = self.last_seen(chain);
+        let (mut last, mut step) = (seen, 1);
         while self.exists(chain, last + step)? {
             last += step;
             step *= 2;
@@ -375,9 +377,10 @@ impl ChainRegister for ObjectRegister {
             let middle = last + (absent - last) / 2;
             if self.exists(chain, middle)? { last = middle } else { absent = middle }
         }
-        if last == 0 {
-            self.check_is_empty(chain)?;
-        } else {
+        if seen == 0 {
+            self.check_end(chain, last)?;
+        }
+        if last > 0 {
             self.note_seen(chain, last);
         }
         Ok(last)

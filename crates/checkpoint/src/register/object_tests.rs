@@ -224,6 +224,26 @@ fn a_chain_that_lost_its_oldest_or_its_next_entry_is_damaged() {
     }
 }
 
+/// The newest one is missed by the replicas: they hold versions that the register does not know.
+#[test]
+fn a_process_that_has_seen_nothing_notices_each_missing_entry_but_the_newest() {
+    const ENTRIES: u64 = 20;
+    for lost in 1..ENTRIES {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let register = open(Arc::clone(&store), LONG).expect("a register");
+        for number in 1..=ENTRIES {
+            register.create(&chain(), number, b"entry").expect("an answer");
+        }
+        let key = register.key(&chain(), lost);
+        register.bucket.call(|store| async move { store.delete(&key).await }).expect("a removal");
+        let fresh = open(store, LONG).expect("a register");
+        let read = fresh.last(&chain()).and_then(|_| fresh.read(&chain(), 1, 100));
+        assert_eq!(read.expect_err("an error").code(), "register_damaged", "without entry {lost}");
+        let again = fresh.create(&chain(), lost, b"again");
+        assert_ne!(again.ok(), Some(Creation::New), "entry {lost} is made anew");
+    }
+}
+
 #[test]
 fn an_object_of_another_program_is_no_entry() {
     let register = open(Arc::new(InMemory::new()), LONG).expect("a register");

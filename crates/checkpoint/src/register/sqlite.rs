@@ -1,7 +1,8 @@
 //! A register in one SQLite file on a local disk; many processes may use it at once.
 //!
 //! One row per entry. An entry is created by a single statement that inserts it only if its number is
-//! the next one, so that SQLite's lock on the file is the only lock there is. The write-ahead log is
+//! the next one, and the entry before is the one that the caller knows, so that SQLite's lock on the file is the only
+//! lock there is. The write-ahead log is
 //! synced at every commit.
 //!
 //! After an error of the disk the register answers nothing more until it is opened again: what the
@@ -11,23 +12,32 @@
 //! Absent on purpose: file systems that several machines write. There, locks and shared memory of
 //! SQLite do not hold, so such a place is refused.
 
+use super::disk_state::{full_disk, refusal_of_disk};
 use super::file_identity::{FileIdentity, FoundInstead, IdentityError};
 use super::file_system::{FileSystem, file_system_of};
+use super::reserve::{self, FreedReserve};
 use super::{ChainRegister, Creation, ENTRY_BYTES_MAX, NumberedEntry, RegisterError};
 use crate::names::ChainName;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Marks the file as a register of checkpoints: `SbCk`.
 const APPLICATION_ID: i64 = 0x5362_436b;
 
 /// How long a call waits for another process's commit. One takes milliseconds.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long opening waits for another process that opens the same register. One takes milliseconds.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The pause between two tries to lock a directory.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// The pages of SQLite's usual size that the largest entry takes, with its place in the table.
 const ENTRY_PAGES: u64 = (ENTRY_BYTES_MAX / 4096) as u64 + 8;
@@ -39,6 +49,8 @@ pub struct SqliteRegister {
     state: Mutex<Connected>,
     /// The pages that the file may have; `None` if only the disk limits it.
     pages_max: Option<u64>,
+    /// Made again after the connection is closed.
+    _freed: Option<FreedReserve>,
 }
 
 /// Some of the entries of a chain.
@@ -60,32 +72,41 @@ enum Connected {
 impl SqliteRegister {
     /// Opens the register, and makes it if the file does not exist. Its directory must exist.
     pub fn open(path: impl Into<PathBuf>) -> Result<SqliteRegister, RegisterError> {
-        SqliteRegister::open_limited(path, None)
+        let path = path.into();
+        let register = SqliteRegister::open_limited(&path, None)?;
+        reserve::make(&path);
+        Ok(register)
+    }
+
+    /// The same for a command of an operator: on a full disk it has the room that was kept for removing versions.
+    pub fn open_for_operator(path: impl Into<PathBuf>) -> Result<SqliteRegister, RegisterError> {
+        let path = path.into();
+        let freed = FreedReserve::of(&path);
+        Ok(SqliteRegister { _freed: Some(freed), ..SqliteRegister::open_limited(&path, None)? })
     }
 
     /// The same for a file that may have at most this many bytes, its write-ahead log not counted. Beyond them an entry
     /// is refused as [`RegisterError::Full`]; forgetting entries makes room again.
     pub fn open_within(path: impl Into<PathBuf>, bytes_max: u64) -> Result<SqliteRegister, RegisterError> {
-        SqliteRegister::open_limited(path, Some(bytes_max))
+        SqliteRegister::open_limited(&path.into(), Some(bytes_max))
     }
 
-    fn open_limited(path: impl Into<PathBuf>, bytes_max: Option<u64>) -> Result<SqliteRegister, RegisterError> {
-        let path = path.into();
+    fn open_limited(path: &Path, bytes_max: Option<u64>) -> Result<SqliteRegister, RegisterError> {
+        let path = path.to_owned();
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match file_system_of(directory).map_err(|error| unavailable(directory, error))? {
             FileSystem::Local => {}
             FileSystem::Other(kind) => return Err(RegisterError::NotLocal { path, kind }),
         }
         // SQLite does not wait for another process that switches the same new file to the write-ahead log.
-        let locked = File::open(directory).and_then(|handle| handle.lock().map(|()| handle));
-        let locked = locked.map_err(|error| unavailable(directory, error))?;
-        let connection = connect(&path)?;
+        let locked = lock_directory(directory, LOCK_TIMEOUT)?;
+        let connection = connect(&path).map_err(|error| because_of_disk(&path, error))?;
         // The file's name must survive a power cut before the first entry does.
         locked.sync_all().map_err(|error| unavailable(directory, error))?;
         let pages_max = bytes_max.map(|bytes| limit_pages(&connection, bytes)).transpose();
         let pages_max = pages_max.map_err(|error| unavailable(&path, error))?;
         let identity = FileIdentity::of(&path).map_err(|error| unavailable(&path, error))?;
-        Ok(SqliteRegister { path, state: Mutex::new(Connected::Open(connection, identity)), pages_max })
+        Ok(SqliteRegister { path, state: Mutex::new(Connected::Open(connection, identity)), pages_max, _freed: None })
     }
 
     /// True after an error of the disk, and after a file of the register was moved away or replaced: the register answers
@@ -152,7 +173,7 @@ impl SqliteRegister {
             (Some(most), Ok(pages)) if pages.unsigned_abs() + ENTRY_PAGES > most => {
                 "its file has reached its limit".into()
             }
-            _ => format!("the disk of `{}` is full", self.path.display()),
+            _ => return full_disk(&self.path),
         };
         RegisterError::Full { reason }
     }
@@ -175,15 +196,18 @@ impl SqliteRegister {
         };
         Err(match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => self.full(connection),
-            Some(ErrorCode::DatabaseBusy) => RegisterError::Unavailable {
-                reason: format!("another process has kept `{}` locked for 30 s", self.path.display()),
-            },
+            Some(ErrorCode::DatabaseBusy) => locked_by_another(&self.path, BUSY_TIMEOUT),
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
                 RegisterError::Damaged { reason: format!("`{}`: {error}", self.path.display()) }
             }
+            // Nothing was written: the file was opened for reading, or the disk is mounted read-only.
+            Some(ErrorCode::ReadOnly) => refusal_of_disk(&self.path).unwrap_or_else(|| unavailable(&self.path, error)),
             _ => {
-                let reason =
-                    format!("`{}` failed, and is closed until the program starts again: {error}", self.path.display());
+                let cause = refusal_of_disk(&self.path).map_or_else(String::new, |refusal| format!("; {refusal}"));
+                let reason = format!(
+                    "`{}` failed, and is closed until the program starts again: {error}{cause}",
+                    self.path.display()
+                );
                 *state = Connected::Broken(reason.clone());
                 RegisterError::Unavailable { reason }
             }
@@ -193,9 +217,7 @@ impl SqliteRegister {
 
 impl ChainRegister for SqliteRegister {
     fn create(&self, chain: &ChainName, number: u64, entry: &[u8]) -> Result<Creation, RegisterError> {
-        if entry.len() > ENTRY_BYTES_MAX {
-            return Err(RegisterError::TooLarge { bytes: entry.len(), most: ENTRY_BYTES_MAX });
-        }
+        check_size(entry)?;
         let created = self.with(|connection| {
             let mut statement = connection.prepare_cached(
                 "INSERT INTO entries (chain, number, bytes) SELECT ?1, ?2, ?3
@@ -209,6 +231,24 @@ impl ChainRegister for SqliteRegister {
         match self.last(chain)? {
             last if number <= last => Ok(Creation::Taken),
             last => Err(RegisterError::OutOfOrder { chain: chain.clone(), number, last }),
+        }
+    }
+
+    fn create_after(&self, chain: &ChainName, before: &NumberedEntry, entry: &[u8]) -> Result<Creation, RegisterError> {
+        check_size(entry)?;
+        let created = self.with(|connection| {
+            // The newest entry of a chain is never dropped, so an entry without a next one is the newest.
+            let mut statement = connection.prepare_cached(
+                "INSERT INTO entries (chain, number, bytes)
+                 SELECT ?1, ?2 + 1, ?4 FROM entries WHERE chain = ?1 AND number = ?2 AND bytes = ?3
+                 ON CONFLICT (chain, number) DO NOTHING",
+            )?;
+            statement.execute(params![chain.as_str(), column(before.number), before.bytes, entry])
+        })?;
+        match created {
+            1 => Ok(Creation::New),
+            _ if self.last(chain)? > before.number => Ok(Creation::Taken),
+            _ => Err(RegisterError::Replaced { chain: chain.clone(), number: before.number }),
         }
     }
 
@@ -248,6 +288,46 @@ impl ChainRegister for SqliteRegister {
     }
 }
 
+/// Locks a directory, and waits at most this long for another process that has locked it.
+fn lock_directory(directory: &Path, limit: Duration) -> Result<File, RegisterError> {
+    let handle = File::open(directory).map_err(|error| unavailable(directory, error))?;
+    let deadline = Instant::now() + limit;
+    loop {
+        match handle.try_lock() {
+            Ok(()) => return Ok(handle),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::WouldBlock) => return Err(locked_by_another(directory, limit)),
+            Err(TryLockError::Error(error)) => return Err(unavailable(directory, error)),
+        }
+    }
+}
+
+/// A lock of SQLite, or one of the directory. A user that may read a file may lock it.
+fn locked_by_another(path: &Path, limit: Duration) -> RegisterError {
+    let (shown, limit) = (path.display(), limit.as_secs());
+    RegisterError::Unavailable {
+        reason: format!(
+            "another process has kept `{shown}` locked for {limit} s: `fuser -v {shown}` names it; if it belongs to \
+             another user, `chmod go-rx` on the directory keeps it out"
+        ),
+    }
+}
+
+/// What a register that cannot be opened is told of: its disk, if that is why.
+fn because_of_disk(path: &Path, error: RegisterError) -> RegisterError {
+    match error {
+        RegisterError::Unavailable { .. } => refusal_of_disk(path).unwrap_or(error),
+        error => error,
+    }
+}
+
+fn check_size(entry: &[u8]) -> Result<(), RegisterError> {
+    match entry.len() {
+        bytes if bytes > ENTRY_BYTES_MAX => Err(RegisterError::TooLarge { bytes, most: ENTRY_BYTES_MAX }),
+        _ => Ok(()),
+    }
+}
+
 /// What to tell when the files of a register could not be found to be its own. If they are others, it is closed.
 fn break_off(state: &mut Connected, error: IdentityError) -> RegisterError {
     let (path, found) = match error {
@@ -284,7 +364,10 @@ fn limit_pages(connection: &Connection, bytes_max: u64) -> rusqlite::Result<u64>
 
 /// Opens the file, checks that it is a register or new, and sets the connection up.
 fn connect(path: &Path) -> Result<Connection, RegisterError> {
-    let failed = |error: rusqlite::Error| unavailable(path, error);
+    let failed = |error: rusqlite::Error| match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy) => locked_by_another(path, BUSY_TIMEOUT),
+        _ => unavailable(path, error),
+    };
     let damaged = |reason: &str| RegisterError::Damaged { reason: format!("`{}` {reason}", path.display()) };
     let mut connection = Connection::open(path).map_err(failed)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
@@ -293,7 +376,7 @@ fn connect(path: &Path) -> Result<Connection, RegisterError> {
     };
     let not_ours = |error: rusqlite::Error| match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase) => damaged("is no SQLite file"),
-        _ => unavailable(path, error),
+        _ => failed(error),
     };
     let tables = |connection: &Connection| -> rusqlite::Result<Option<i64>> {
         connection.query_row("SELECT 1 FROM sqlite_schema LIMIT 1", [], |row| row.get(0)).optional()
@@ -355,169 +438,5 @@ impl From<rusqlite::Error> for CannotOpen {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::register::contract;
-    use std::cell::RefCell;
-
-    #[test]
-    fn a_register_in_sqlite_keeps_the_contract() {
-        let directories = RefCell::new(Vec::new());
-        contract::check(&|| {
-            let directory = tempfile::tempdir().expect("a directory");
-            let register = SqliteRegister::open(directory.path().join("register.db")).expect("a register");
-            directories.borrow_mut().push(directory);
-            register
-        });
-    }
-
-    #[test]
-    fn two_registers_over_one_file_are_one_register() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("register.db");
-        let (one, two) = (SqliteRegister::open(&path).expect("one"), SqliteRegister::open(&path).expect("two"));
-        let chain = ChainName::parse("c/a/b").expect("a name");
-        assert_eq!(one.create(&chain, 1, b"one").expect("an answer"), Creation::New);
-        assert_eq!(two.create(&chain, 1, b"two").expect("an answer"), Creation::Taken);
-        assert_eq!(two.create(&chain, 2, b"two").expect("an answer"), Creation::New);
-        assert_eq!(one.last(&chain).expect("an answer"), 2);
-    }
-
-    #[test]
-    fn a_register_whose_file_or_log_was_moved_or_replaced_acknowledges_nothing_more() {
-        let chain = ChainName::parse("c/a/b").expect("a name");
-        for (file, is_replaced) in
-            [("register.db", false), ("register.db", true), ("register.db-wal", false), ("register.db-wal", true)]
-        {
-            let directory = tempfile::tempdir().expect("a directory");
-            let path = directory.path().join(file);
-            let register = SqliteRegister::open(directory.path().join("register.db")).expect("a register");
-            register.create(&chain, 1, b"one").expect("an answer");
-            std::fs::rename(&path, directory.path().join("away")).expect("a rename");
-            if is_replaced {
-                std::fs::copy(directory.path().join("away"), &path).expect("a copy");
-            }
-            let refusal = register.create(&chain, 2, b"two").expect_err("a refusal");
-            assert_eq!(refusal.code(), "register_unavailable");
-            let what = if is_replaced { "was replaced" } else { "was moved away or removed" };
-            assert!(refusal.to_string().contains(&format!("{file}` {what} while the program ran")), "{refusal}");
-            assert!(refusal.to_string().contains("put the file back"), "{refusal}");
-            assert!(register.is_broken());
-            // The file has its place again, and what was written to it in between is not known.
-            std::fs::rename(directory.path().join("away"), &path).expect("a rename");
-            assert!(register.last(&chain).is_err() && register.forget_before(&chain, 1).is_err());
-        }
-    }
-
-    #[test]
-    fn a_register_behind_a_link_and_beside_others_keeps_its_files() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let (path, link) = (directory.path().join("real.db"), directory.path().join("link.db"));
-        let chain = ChainName::parse("c/a/b").expect("a name");
-        drop(SqliteRegister::open(&path).expect("a register"));
-        std::os::unix::fs::symlink(&path, &link).expect("a link");
-        let register = SqliteRegister::open(&link).expect("a register");
-        for number in 1..=3 {
-            // Another connection comes and goes, and checkpoints the log.
-            SqliteRegister::open(&path).expect("another").create(&chain, number * 2 - 1, b"x").expect("an answer");
-            register.create(&chain, number * 2, b"y").expect("an answer");
-        }
-        assert_eq!(register.last(&chain).expect("an answer"), 6);
-    }
-
-    #[test]
-    fn many_processes_may_open_a_new_register_at_once() {
-        for _ in 0..100 {
-            let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory");
-            let path = directory.path().join("register.db");
-            let chain = ChainName::parse("c/a/b").expect("a name");
-            let barrier = std::sync::Barrier::new(4);
-            std::thread::scope(|scope| {
-                for _ in 0..4 {
-                    scope.spawn(|| {
-                        barrier.wait();
-                        let register = SqliteRegister::open(&path).expect("a register");
-                        register.create(&chain, 1, b"one").expect("an answer");
-                    });
-                }
-            });
-        }
-    }
-
-    #[test]
-    fn a_file_that_may_not_grow_takes_entries_again_when_others_are_forgotten() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let register = SqliteRegister::open_within(directory.path().join("register.db"), 1 << 20).expect("a register");
-        let (chain, entry) = (ChainName::parse("c/a/b").expect("a name"), vec![7; 64 << 10]);
-        let mut last = 0;
-        let refusal = loop {
-            match register.create(&chain, last + 1, &entry) {
-                Ok(created) => assert_eq!(created, Creation::New),
-                Err(error) => break error,
-            }
-            last += 1;
-            assert!(last < 100, "the limit holds");
-        };
-        assert_eq!(refusal.to_string(), "the register of checkpoints has no room: its file has reached its limit");
-        assert!(last > 8 && !register.is_broken());
-        assert_eq!(register.last(&chain).expect("an answer"), last);
-        register.forget_before(&chain, last).expect("an answer");
-        assert_eq!(register.create(&chain, last + 1, &entry).expect("an answer"), Creation::New);
-    }
-
-    #[test]
-    fn a_page_ends_at_the_limit_of_entries_or_of_bytes() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let register = SqliteRegister::open(directory.path().join("register.db")).expect("a register");
-        let chain = ChainName::parse("c/a/b").expect("a name");
-        for number in 1..=5 {
-            register.create(&chain, number, &[0; 100]).expect("an answer");
-        }
-        let page = |from, limit, bytes| {
-            let page = register.read_page(&chain, from, limit, bytes).expect("an answer");
-            (page.entries.iter().map(|entry| entry.number).collect::<Vec<_>>(), page.more)
-        };
-        assert_eq!(page(1, 3, 1_000), (vec![1, 2, 3], true));
-        assert_eq!(page(1, 10, 150), (vec![1, 2], true));
-        assert_eq!(page(4, 10, 1), (vec![4], true));
-        assert_eq!(page(4, 10, 1_000), (vec![4, 5], false));
-        assert_eq!(page(6, 10, 1_000), (vec![], false));
-    }
-
-    #[test]
-    fn chains_are_listed_in_pages_with_their_newest_entries() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let register = SqliteRegister::open(directory.path().join("register.db")).expect("a register");
-        let chains = ["c/a/1", "c/a/2", "c/b/1", "e/a/1"].map(|name| ChainName::parse(name).expect("a name"));
-        for (chain, entries) in chains.iter().zip(1..) {
-            for number in 1..=entries {
-                register.create(chain, number, b"entry").expect("an answer");
-            }
-        }
-        let page = |after: &str, limit| register.chains_after(after, limit).expect("an answer");
-        assert_eq!(page("", 3), [(chains[0].clone(), 1), (chains[1].clone(), 2), (chains[2].clone(), 3)]);
-        assert_eq!(page("c/b/1", 3), [(chains[3].clone(), 4)]);
-        assert_eq!(page("e/a/1", 3), []);
-    }
-
-    #[test]
-    fn a_directory_that_is_not_known_to_be_local_is_refused() {
-        let error = SqliteRegister::open("/proc/register.db").expect_err("a refusal");
-        assert_eq!(error.code(), "register_not_local");
-        assert!(error.remedy().contains("put the register on a local disk"));
-    }
-
-    #[test]
-    fn a_file_of_another_program_is_refused_and_left_alone() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("other.db");
-        Connection::open(&path).expect("a file").execute_batch("CREATE TABLE theirs (x)").expect("a table");
-        let before = std::fs::read(&path).expect("the file");
-        let error = SqliteRegister::open(&path).expect_err("a refusal");
-        assert_eq!(error.code(), "register_damaged");
-        assert_eq!(std::fs::read(&path).expect("the file"), before);
-
-        std::fs::write(&path, "not a database, and long enough to have a header of its own").expect("a file");
-        assert_eq!(SqliteRegister::open(&path).expect_err("a refusal").code(), "register_damaged");
-    }
-}
+#[path = "sqlite_tests.rs"]
+mod tests;

@@ -13,74 +13,23 @@ use object_store::memory::InMemory;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+#[path = "../../tests/it/hooked_files.rs"]
+mod hooked_files;
+
+use hooked_files::{FileHook, HookedFiles};
+
 type Interruption = Box<dyn FnOnce() + Send>;
 
-/// Files of a bucket. Something happens just before the first `_SUCCESS` is written.
-struct InterruptedFiles {
-    files: ObjectFiles,
-    before_mark: Mutex<Option<Interruption>>,
-}
+/// Something that happens just before the first `_SUCCESS` is written.
+struct BeforeMark(Mutex<Option<Interruption>>);
 
-impl Files for InterruptedFiles {
-    fn has_directories(&self) -> bool {
-        false
-    }
-
-    fn create_dir(&self, directory: &Path) -> io::Result<()> {
-        self.files.create_dir(directory)
-    }
-
-    fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
+impl FileHook for BeforeMark {
+    fn before(&self, path: &Path) {
         if path.ends_with(SUCCESS)
-            && let Some(interrupt) = self.before_mark.lock().expect("no panic").take()
+            && let Some(interrupt) = self.0.lock().expect("no panic").take()
         {
             interrupt();
         }
-        self.files.create(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
-        self.files.open(path)
-    }
-
-    fn hard_link(&self, existing: &Path, new: &Path) -> io::Result<()> {
-        self.files.hard_link(existing, new)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.files.rename(from, to)
-    }
-
-    fn symlink(&self, target: &str, link: &Path) -> io::Result<()> {
-        self.files.symlink(target, link)
-    }
-
-    fn read_link(&self, link: &Path) -> io::Result<Option<String>> {
-        self.files.read_link(link)
-    }
-
-    fn list(&self, directory: &Path) -> io::Result<Vec<String>> {
-        self.files.list(directory)
-    }
-
-    fn list_below(&self, directory: &Path) -> io::Result<Vec<String>> {
-        self.files.list_below(directory)
-    }
-
-    fn check_dir(&self, directory: &Path) -> io::Result<()> {
-        self.files.check_dir(directory)
-    }
-
-    fn remove_dir_all(&self, directory: &Path) -> io::Result<()> {
-        self.files.remove_dir_all(directory)
-    }
-
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.files.remove_file(path)
-    }
-
-    fn sync_dir(&self, directory: &Path) -> io::Result<()> {
-        self.files.sync_dir(directory)
     }
 }
 
@@ -129,7 +78,8 @@ impl PreparedVersion {
         other.prepare(&home, &job).expect("a copy");
         let (meddler, at) = (other.clone(), home.clone());
         let interruption: Interruption = Box::new(move || interrupt(&meddler, &at, copy));
-        let interrupted = InterruptedFiles { files: files.clone(), before_mark: Mutex::new(Some(interruption)) };
+        let hook = Arc::new(BeforeMark(Mutex::new(Some(interruption))));
+        let interrupted = HookedFiles { files: Arc::new(files.clone()), hook };
         PreparedVersion { replica: replica(Arc::new(interrupted)), other, home, job, files }
     }
 

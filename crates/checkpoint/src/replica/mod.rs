@@ -144,13 +144,7 @@ impl ReplicaDirectory {
 
     /// The published versions with the names of their directories, in order.
     fn copies(&self, home: &CheckpointHome) -> io::Result<Vec<(Version, String)>> {
-        let version = |(name, entry)| match entry {
-            HomeEntry::Version(version) => Some((version, name)),
-            _ => None,
-        };
-        let mut copies: Vec<(Version, String)> = self.entries(home)?.into_iter().filter_map(version).collect();
-        copies.sort();
-        Ok(copies)
+        Ok(copies_among(&self.entries(home)?))
     }
 
     /// The names in the directory of the checkpoint, and what each stands for.
@@ -275,26 +269,29 @@ impl ReplicaDirectory {
             let Some(newest) = newest.filter(|newest| pointed_to.as_ref() != Some(newest)) else {
                 return self.files.sync_dir(&at);
             };
-            self.replace_latest(&at, &newest)?;
+            if !self.replace_latest(&at, &newest)? {
+                return self.files.sync_dir(&at);
+            }
             // Another process may have published a newer version meanwhile.
             pointed_to = Some(newest);
         }
     }
 
-    fn replace_latest(&self, at: &Path, target: &str) -> io::Result<()> {
+    /// False if `latest` pointed there before.
+    fn replace_latest(&self, at: &Path, target: &str) -> io::Result<bool> {
         let latest = at.join(LATEST);
         if self.files.read_link(&latest)?.as_deref() == Some(target) {
-            return Ok(());
+            return Ok(false);
         }
         if !self.files.has_directories() {
-            return self.files.symlink(target, &latest);
+            return self.files.symlink(target, &latest).map(|()| true);
         }
         let unused = at.join(layout::unused_link(Nonce::draw()?));
         self.files.symlink(target, &unused)?;
         match self.files.rename(&unused, &latest) {
             // A sweep took it for a leftover, and pointed `latest` itself.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+            other => other.map(|()| true),
         }
     }
 
@@ -303,9 +300,13 @@ impl ReplicaDirectory {
     /// Only what a register committed is published. So either it was committed since the register was
     /// read, or the register is an older copy of itself.
     pub fn version_above(&self, home: &CheckpointHome, newest: Version) -> io::Result<Option<Version>> {
-        let above = self.copies(home)?.into_iter().rev().take_while(|(version, _)| *version > newest);
+        Ok(self.genuine_above(home, &self.copies(home)?, newest))
+    }
+
+    fn genuine_above(&self, home: &CheckpointHome, copies: &[(Version, String)], newest: Version) -> Option<Version> {
+        let above = copies.iter().rev().take_while(|(version, _)| *version > newest);
         let mut genuine = above.filter(|(version, name)| self.is_genuine(home, *version, name));
-        Ok(genuine.next().map(|(version, _)| version))
+        genuine.next().map(|(version, _)| *version)
     }
 
     /// True if the version's manifest names this version: a directory that a user made does not count.
@@ -348,7 +349,9 @@ impl ReplicaDirectory {
     /// Returns a version that the register does not know, if there is one.
     pub fn sweep(&self, home: &CheckpointHome, state: &VersionChain) -> io::Result<Option<Version>> {
         let at = self.path(home);
-        for (name, entry) in self.entries(home)? {
+        let entries = self.entries(home)?;
+        let copies = copies_among(&entries);
+        for (name, entry) in entries {
             match entry {
                 // What somebody else put there is not Sublet's to delete.
                 HomeEntry::Version(version) if is_pruned(state, version) && self.is_own(&at.join(&name))? => {
@@ -369,7 +372,7 @@ impl ReplicaDirectory {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             _ => self.point_latest(home)?,
         }
-        self.version_above(home, state.newest())
+        Ok(self.genuine_above(home, &copies, state.newest()))
     }
 
     /// Publishes a prepared version if it was committed, and deletes it if it can never be.
@@ -388,6 +391,17 @@ impl ReplicaDirectory {
             _ => Ok(()),
         }
     }
+}
+
+/// The versions among the entries of a checkpoint's directory, in order.
+fn copies_among(entries: &[(String, HomeEntry)]) -> Vec<(Version, String)> {
+    let version = |(name, entry): &(String, HomeEntry)| match entry {
+        HomeEntry::Version(version) => Some((*version, name.clone())),
+        _ => None,
+    };
+    let mut copies: Vec<(Version, String)> = entries.iter().filter_map(version).collect();
+    copies.sort();
+    copies
 }
 
 /// The names that were escaped to these components. Others are not Sublet's.

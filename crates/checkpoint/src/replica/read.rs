@@ -152,7 +152,7 @@ impl ReplicaDirectory {
         self.read_manifest_in(&path.ok_or_else(no_copy)?, hash)
     }
 
-    fn read_manifest_in(&self, at: &Path, hash: &str) -> Result<SealedManifest, String> {
+    pub(super) fn read_manifest_in(&self, at: &Path, hash: &str) -> Result<SealedManifest, String> {
         let bytes = read_small(&*self.files, &at.join(MANIFEST), MANIFEST_BYTES_MAX);
         let bytes = bytes.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => no_copy(),

@@ -54,9 +54,9 @@ impl ReplicaDirectory {
     /// The directory of the version before, if this replica has it with the committed manifest.
     fn parent_directory(&self, home: &CheckpointHome, job: &SaveJob) -> Option<PathBuf> {
         let parent = job.parent.as_ref()?;
-        let version = parent.manifest.version;
-        self.read_manifest(home, version, &parent.hash).ok()?;
-        self.version_path(home, version).ok()?
+        let path = self.version_path(home, parent.manifest.version).ok()??;
+        self.read_manifest_in(&path, &parent.hash).ok()?;
+        Some(path)
     }
 
     /// Gives an unchanged file a second name. False if it is not there in its full length.

@@ -21,7 +21,7 @@
 
 use super::{ReplicatedCheckpoint, SaveReport, SaveRequest};
 use crate::effect_store::VersionedValue;
-use crate::error::ReplicatedError;
+use crate::error::{ReplicaFailure, ReplicatedError};
 use crate::names::Version;
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
@@ -39,6 +39,7 @@ pub struct BackgroundSaver {
     running: Option<RunningSave>,
     stalled: Duration,
     last_save_took: Option<Duration>,
+    failures: Vec<ReplicaFailure>,
 }
 
 /// A save that is under way.
@@ -64,6 +65,7 @@ impl BackgroundSaver {
             running: None,
             stalled: Duration::ZERO,
             last_save_took: None,
+            failures: Vec::new(),
         }
     }
 
@@ -115,6 +117,7 @@ impl BackgroundSaver {
         self.last_save_took = Some(outcome.took);
         let saved = outcome.saved.map_err(failed)?;
         self.version = saved.version;
+        self.failures = saved.value.failures;
         self.durable_step = step.or(self.durable_step);
         Ok(())
     }
@@ -137,6 +140,11 @@ impl BackgroundSaver {
     /// How long calls of [`save`](Self::save) have waited, all together.
     pub fn stalled(&self) -> Duration {
         self.stalled
+    }
+
+    /// The replicas that do not hold the newest committed save, or did not publish it yet. Enough others hold it.
+    pub fn failures(&self) -> &[ReplicaFailure] {
+        &self.failures
     }
 
     /// How long the last save took in its thread.

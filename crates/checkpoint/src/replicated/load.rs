@@ -67,6 +67,8 @@ impl ReplicatedCheckpoint {
         for _ in 0..ATTEMPTS {
             let state = self.state(name)?;
             if state.newest() == Version(0) {
+                // An older copy of the register may know of no version that the replicas hold.
+                self.check_register(name, &state)?;
                 return Ok(None);
             }
             outcome = self.read_version(name, &state, state.newest()).map(Some);

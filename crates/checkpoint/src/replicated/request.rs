@@ -42,8 +42,12 @@ impl SaveRequest {
     /// Adds a file as a part. It must not change until the save is done.
     pub fn file(mut self, name: impl Into<String>, path: &Path) -> Result<SaveRequest, ReplicatedError> {
         let failed = |source| ReplicatedError::File { path: path.to_owned(), source };
-        let bytes = std::fs::metadata(path).map_err(failed)?.len();
-        let source = PartSource::File { path: path.to_owned(), bytes };
+        let found = std::fs::metadata(path).map_err(failed)?;
+        if !found.is_file() {
+            let (part, reason) = (path.display().to_string(), "it is no regular file");
+            return Err(ReplicatedError::InvalidPart { part, reason });
+        }
+        let source = PartSource::File { path: path.to_owned(), bytes: found.len() };
         self.parts.push(CheckpointPart { name: name.into(), source });
         Ok(self)
     }

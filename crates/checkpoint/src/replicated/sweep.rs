@@ -8,6 +8,7 @@ use crate::error::ReplicatedError;
 use crate::names::{CheckpointName, Version};
 use crate::patience;
 use crate::policy::ReplicaHealth;
+use crate::replica::{CheckpointHome, ReplicaDirectory};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io;
@@ -17,14 +18,31 @@ use std::sync::{Arc, Weak};
 /// The replicas that are being swept, with the other ends of their threads.
 type RunningSweeps = BTreeMap<usize, Weak<()>>;
 
-/// What the sweep of one replica found: a version that the register did not know, if there is one.
+/// What one replica answered: a version that the register did not know, if there is one.
 type SweepReport = (usize, io::Result<Option<Version>>);
+
+/// Looks at one replica, and returns a version that the register does not know, if there is one.
+type AskReplica = fn(&ReplicaDirectory, &CheckpointHome, &VersionChain) -> io::Result<Option<Version>>;
 
 impl ReplicatedCheckpoint {
     /// Finishes or removes what earlier calls left at the replicas. A replica that fails or hangs is swept
     /// another time; a register that is older than a replica is an error.
     pub(super) fn sweep(&self, name: &CheckpointName, state: &VersionChain) -> Result<(), ReplicatedError> {
-        let (mut pending, reports) = self.start_sweeps(name, state)?;
+        self.ask_replicas(name, state, ReplicaDirectory::sweep)
+    }
+
+    /// Refuses a register that is older than a replica, and changes nothing. A replica that fails or hangs is left out.
+    pub(crate) fn check_register(&self, name: &CheckpointName, state: &VersionChain) -> Result<(), ReplicatedError> {
+        self.ask_replicas(name, state, |replica, home, state| replica.version_above(home, state.newest()))
+    }
+
+    fn ask_replicas(
+        &self,
+        name: &CheckpointName,
+        state: &VersionChain,
+        ask: AskReplica,
+    ) -> Result<(), ReplicatedError> {
+        let (mut pending, reports) = self.start_sweeps(name, state, ask)?;
         let replicas = &self.shared.replicas;
         let mut unknown = None;
         while let Some((index, swept)) = self.next_sweep(&pending, &reports) {
@@ -46,6 +64,7 @@ impl ReplicatedCheckpoint {
         &self,
         name: &CheckpointName,
         state: &VersionChain,
+        ask: AskReplica,
     ) -> Result<(RunningSweeps, Receiver<SweepReport>), ReplicatedError> {
         let home = self.home(name)?;
         let state = Arc::new(state.clone());
@@ -59,7 +78,7 @@ impl ReplicatedCheckpoint {
             let sender = sender.clone();
             let started = start_thread("checkpoint sweep", move || {
                 // The caller may have gone on without this replica.
-                let _ = sender.send((index, directory.sweep(&home, &state)));
+                let _ = sender.send((index, ask(&directory, &home, &state)));
             });
             match started {
                 Ok(thread) => drop(pending.insert(index, thread)),

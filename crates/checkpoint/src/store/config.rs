@@ -27,7 +27,7 @@ use crate::object::{ObjectBucket, S3Purpose};
 use crate::places::{S3Place, S3Settings};
 #[cfg(feature = "object-store")]
 use crate::register::ObjectRegister;
-use crate::register::{ChainRegister, SqliteRegister};
+use crate::register::{ChainRegister, RegisterError, SqliteRegister};
 use crate::store_opener::{DaemonPlace, StoreOpener};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -65,8 +65,19 @@ enum Place {
 pub enum RegisterUse {
     /// A program saves: an object store is tested at once.
     Writes,
-    /// An operator looks: an object store is tested when something is to be changed.
+    /// An operator looks, or removes something: an object store is tested when something is to be changed, and a full disk
+    /// has the room that was kept for that.
     Looks,
+}
+
+impl RegisterUse {
+    /// Opens a register on a local disk.
+    pub fn open_file(self, path: &Path) -> Result<SqliteRegister, RegisterError> {
+        match self {
+            RegisterUse::Writes => SqliteRegister::open(path),
+            RegisterUse::Looks => SqliteRegister::open_for_operator(path),
+        }
+    }
 }
 
 /// Reads a configuration file.
@@ -87,7 +98,7 @@ impl StoreConfig {
             return opener.daemon_register(&place);
         }
         match self.place(&self.text.register)? {
-            Place::Path(path) => Ok(Arc::new(SqliteRegister::open(path)?)),
+            Place::Path(path) => Ok(Arc::new(register_use.open_file(&path)?)),
             Place::Bucket(place) => self.register_in(&place, register_use),
         }
     }

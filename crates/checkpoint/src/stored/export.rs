@@ -33,22 +33,27 @@ struct FileCopies<'a> {
 impl StoredCheckpoint {
     /// Copies the files of a version to a directory, which must be empty or not exist.
     ///
-    /// Every byte was verified when it returns. After an error the directory is not there.
+    /// Every byte is verified before a file has its name. After an error no file is there, and a directory that existed is
+    /// still the same one.
     pub fn export(&self, version: Version, target: &Path) -> Result<ExportReport, ReplicatedError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| ReplicatedError::File { path, source }
         };
         let target = std::path::absolute(target).map_err(failed(target))?;
-        if fs::symlink_metadata(&target).is_ok() && !is_empty_directory(&target) {
+        let exists = fs::symlink_metadata(&target).is_ok();
+        if exists && !is_empty_directory(&target) {
             return Err(ReplicatedError::NotEmptyDirectory { path: target });
         }
         let parent = target.parent().unwrap_or(Path::new("/")).to_owned();
         fs::create_dir_all(&parent).map_err(failed(&parent))?;
-        let partial = parent.join(format!(".sublet-export-{}", draw_nonce()?));
+        // A directory that exists stays: it may be the working directory of a process, a mount point, or another user's.
+        let beside = if exists { &target } else { &parent };
+        let partial = beside.join(format!(".sublet-export-{}", draw_nonce()?));
         let copied = self.copy_files(version, &partial).and_then(|report| {
-            fs::rename(&partial, &target).map_err(failed(&target))?;
-            sync_directory(&parent).map_err(failed(&parent))?;
+            let moved = if exists { move_files(&partial, &target) } else { fs::rename(&partial, &target) };
+            moved.map_err(failed(&target))?;
+            sync_directory(beside).map_err(failed(beside))?;
             Ok(report)
         });
         copied.or_else(|error| {
@@ -155,6 +160,18 @@ impl StoredCheckpoint {
 
 fn is_empty_directory(path: &Path) -> bool {
     fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+/// Moves what is in a directory to another one, which has none of these names, and removes the directory.
+fn move_files(from: &Path, to: &Path) -> io::Result<()> {
+    let names: Result<Vec<_>, _> = fs::read_dir(from)?.map(|entry| entry.map(|entry| entry.file_name())).collect();
+    let names = names?;
+    let moved = names.iter().try_for_each(|name| fs::rename(from.join(name), to.join(name)));
+    if moved.is_err() {
+        // What was moved goes back, and is deleted with the rest.
+        names.iter().for_each(|name| drop(fs::rename(to.join(name), from.join(name))));
+    }
+    moved.and_then(|()| fs::remove_dir(from))
 }
 
 /// Makes a file, and the directories between `base` and it.

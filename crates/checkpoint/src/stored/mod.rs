@@ -101,6 +101,12 @@ impl StoredCheckpoint {
         self.checkpoints().versions(&self.name)
     }
 
+    /// An error if the register is older than a replica, such as a copy from before the newest saves.
+    pub fn check_register(&self) -> Result<(), ReplicatedError> {
+        let checkpoints = self.checkpoints();
+        checkpoints.check_register(&self.name, &checkpoints.state(&self.name)?)
+    }
+
     /// The newest fence.
     pub fn fence(&self) -> Result<FenceEpoch, ReplicatedError> {
         self.checkpoints().current_fence(&self.name)

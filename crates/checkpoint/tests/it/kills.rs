@@ -18,6 +18,11 @@ use sublet_checkpoint::{
     ChainName, CheckpointStore, EffectKey, FenceEpoch, IdempotencyOutcome, ReplicaId, SaveRequest, Version,
 };
 
+#[path = "hooked_files.rs"]
+mod hooked_files;
+
+use hooked_files::{FileHook, HookedFiles};
+
 const DIRECTORY: &str = "SUBLET_TEST_KILL_DIRECTORY";
 const KILL_AT: &str = "SUBLET_TEST_KILL_AT";
 const COPIES: &str = "SUBLET_TEST_KILL_COPIES";
@@ -52,100 +57,18 @@ fn kill() -> ! {
     }
 }
 
-/// Real files, with the switch before each change and in the middle of each write.
-struct KillingFiles {
-    switch: KillSwitch,
-    files: Arc<dyn Files>,
-}
-
-struct KillingFile {
-    file: Box<dyn WriteFile>,
-    switch: KillSwitch,
-}
-
-impl Files for KillingFiles {
-    fn has_directories(&self) -> bool {
-        self.files.has_directories()
+/// The switch is met before each change, and in the middle of each write.
+impl FileHook for KillSwitch {
+    fn before(&self, _: &Path) {
+        self.count();
     }
 
-    fn create_dir(&self, directory: &Path) -> io::Result<()> {
-        self.switch.count();
-        self.files.create_dir(directory)
+    fn is_torn(&self, _: &Path) -> bool {
+        self.is_due()
     }
 
-    fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
-        self.switch.count();
-        Ok(Box::new(KillingFile { file: self.files.create(path)?, switch: self.switch.clone() }))
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
-        self.files.open(path)
-    }
-
-    fn hard_link(&self, existing: &Path, new: &Path) -> io::Result<()> {
-        self.switch.count();
-        self.files.hard_link(existing, new)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.switch.count();
-        self.files.rename(from, to)
-    }
-
-    fn symlink(&self, target: &str, link: &Path) -> io::Result<()> {
-        self.switch.count();
-        self.files.symlink(target, link)
-    }
-
-    fn read_link(&self, link: &Path) -> io::Result<Option<String>> {
-        self.files.read_link(link)
-    }
-
-    fn list(&self, directory: &Path) -> io::Result<Vec<String>> {
-        self.files.list(directory)
-    }
-
-    fn list_below(&self, directory: &Path) -> io::Result<Vec<String>> {
-        self.files.list_below(directory)
-    }
-
-    fn check_dir(&self, directory: &Path) -> io::Result<()> {
-        self.files.check_dir(directory)
-    }
-
-    fn remove_dir_all(&self, directory: &Path) -> io::Result<()> {
-        self.switch.count();
-        self.files.remove_dir_all(directory)
-    }
-
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.switch.count();
-        self.files.remove_file(path)
-    }
-
-    fn sync_dir(&self, directory: &Path) -> io::Result<()> {
-        self.switch.count();
-        self.files.sync_dir(directory)
-    }
-}
-
-impl WriteFile for KillingFile {
-    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if self.switch.is_due() {
-            self.file.write_all(&bytes[..bytes.len() / 2])?;
-            kill();
-        }
-        self.file.write_all(bytes)
-    }
-
-    fn end(&mut self) -> io::Result<()> {
-        self.switch.count();
-        self.file.end()
-    }
-
-    fn finish(&mut self) -> io::Result<()> {
-        self.switch.count();
-        self.file.finish()
+    fn torn(&self) {
+        kill();
     }
 }
 
@@ -163,7 +86,7 @@ pub fn with_kill_switch(
 ) -> (Arc<dyn ChainRegister>, Arc<dyn Files>) {
     let switch = KillSwitch { calls: Arc::default(), at };
     let register = KillingRegister { register, switch: switch.clone() };
-    (Arc::new(register), Arc::new(KillingFiles { switch, files }))
+    (Arc::new(register), Arc::new(HookedFiles { files, hook: Arc::new(switch) }))
 }
 
 impl ChainRegister for KillingRegister {

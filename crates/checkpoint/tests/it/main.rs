@@ -20,6 +20,7 @@ mod saves;
 #[cfg(feature = "object-store")]
 mod simulated_bucket;
 mod simulated_disk;
+mod special_files;
 mod stored;
 mod trainer;
 #[cfg(feature = "object-store")]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use sublet_checkpoint::files::{Files, ObjectFiles, read_small, write_new};
 use sublet_checkpoint::register::{ChainRegister, ObjectRegister};
-use sublet_checkpoint::{ObjectBucket, ReplicaId, Version};
+use sublet_checkpoint::{ObjectBucket, ReplicaId, SaveRequest, Version};
 
 const FAULTS: [BucketFault; 4] =
     [BucketFault::KilledBefore, BucketFault::KilledAfter, BucketFault::Fails, BucketFault::LosesAnswer];
@@ -242,4 +242,23 @@ fn a_file_that_is_not_finished_is_not_there() {
     write_new(&files, Path::new("s3://bucket/a/x"), b"").expect("a file");
     assert!(files.check_dir(Path::new("s3://bucket/a")).is_ok());
     assert!(files.create(Path::new("s3://other/a/x")).is_err(), "it is another bucket");
+}
+
+#[test]
+fn a_save_lists_the_files_of_its_checkpoint_ten_times_at_most() {
+    let store = SimulatedBucket::default();
+    let trainer = start(&store, &["a"], ONE);
+    let fence = trainer.checkpoints.open(&job()).expect("a fence");
+    let save = |version: u64| {
+        let mut request = SaveRequest::new(job(), Version(version - 1), fence).part("state", "").part("data", "");
+        for part in 0..50 {
+            request = request.part(format!("part-{part}"), format!("{version}"));
+        }
+        trainer.checkpoints.save(request).expect("a version");
+    };
+    (1..=3).for_each(save);
+    let before = store.listed();
+    save(4);
+    let lists = store.listed() - before;
+    assert!(lists <= 10, "{lists} lists; each is a request for 1,000 files");
 }

@@ -112,7 +112,7 @@ fn child_checks_the_contract() {
     }
     let open = |number| ObjectRegister::open(bucket(S3Purpose::Register), &format!("{}/{number}", prefix()));
     let opened = std::thread::scope(|scope| {
-        let opening: Vec<_> = (0..6).map(|number| scope.spawn(move || open(number))).collect();
+        let opening: Vec<_> = (0..7).map(|number| scope.spawn(move || open(number))).collect();
         opening.into_iter().map(|open| open.join().expect("no panic").expect("a register")).collect()
     });
     let fresh: RefCell<Vec<ObjectRegister>> = RefCell::new(opened);

@@ -36,6 +36,8 @@ struct BucketFaults {
     is_dead: bool,
     /// What `_SUCCESS` marked although it was not whole.
     half_versions: Vec<String>,
+    /// Lists of all objects below a prefix.
+    listed: u64,
 }
 
 /// A bucket that all clones share.
@@ -82,6 +84,11 @@ impl SimulatedBucket {
     /// The directories that had `_SUCCESS` at a moment at which a part was missing.
     pub fn half_versions(&self) -> Vec<String> {
         self.faults().half_versions.clone()
+    }
+
+    /// How many lists of all objects below a prefix were made.
+    pub fn listed(&self) -> u64 {
+        self.faults().listed
     }
 
     /// The keys of all objects.
@@ -188,7 +195,10 @@ impl ObjectStore for SimulatedBucket {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         match self.check_alive() {
-            Ok(()) => self.inner.list(prefix),
+            Ok(()) => {
+                self.faults().listed += 1;
+                self.inner.list(prefix)
+            }
             Err(error) => stream::iter([Err(error)]).boxed(),
         }
     }

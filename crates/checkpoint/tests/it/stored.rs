@@ -4,8 +4,8 @@ use crate::common::{TWO, checkpoints, job, names_in, resource};
 use std::fs;
 use std::path::Path;
 use sublet_checkpoint::{
-    CheckpointStore, FenceEpoch, ReplicaId, ReplicatedCheckpoint, ReplicatedError, SaveRequest, StoredCheckpoint,
-    Version,
+    CheckpointName, CheckpointStore, FenceEpoch, ReplicaId, ReplicatedCheckpoint, ReplicatedError, SaveRequest,
+    StoredCheckpoint, Version,
 };
 
 const REPLICAS: [&str; 2] = ["a", "b"];
@@ -160,4 +160,22 @@ fn a_store_whose_register_is_lost_is_refused_until_it_is_rebuilt() {
     assert_eq!(report.checkpoints[0].versions, [Version(1), Version(2), Version(3)]);
     let store = CheckpointStore::open(directory.path()).expect("a store");
     assert_eq!(stored(&store).versions().expect("versions").len(), 3);
+}
+
+#[test]
+fn a_load_with_a_register_from_before_the_first_save_does_not_say_that_nothing_was_saved() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (register, backup) = (directory.path().join("register.db"), directory.path().join("backup"));
+    let store = CheckpointStore::open(directory.path()).expect("a store");
+    checkpoints(&store, &REPLICAS, TWO).open(&job()).expect("a fence");
+    drop(store);
+    fs::copy(&register, &backup).expect("a copy");
+    drop(saved_in(directory.path()));
+    fs::rename(&backup, &register).expect("a rename");
+    let store = CheckpointStore::open(directory.path()).expect("a store");
+    let refusal = checkpoints(&store, &REPLICAS, TWO).load(&job()).expect_err("a refusal");
+    assert_eq!(refusal.code(), "register_behind", "{refusal}");
+    assert!(refusal.remedy().contains("sublet checkpoint rebuild"));
+    let fresh = CheckpointName::new("job:8:latest");
+    assert!(checkpoints(&store, &REPLICAS, TWO).load(&fresh).expect("an answer").is_none(), "nothing was saved");
 }

@@ -71,7 +71,7 @@ pub enum CheckpointVerb {
     },
     /// Copy the files of a version to a directory, and verify every byte
     ///
-    /// A damaged file is taken from another copy. DIR appears when all files are whole, or not at all.
+    /// A damaged file is taken from another copy. Files appear in DIR when all are whole, or not at all.
     #[command(allow_missing_positional = true)]
     Export {
         /// The checkpoint
@@ -201,9 +201,17 @@ impl StoreInUse {
         Ok(all)
     }
 
+    /// Those that replicas hold and the register does not know.
+    fn list_unknown(&self) -> Result<Vec<(LogicalResourceName, CheckpointName)>, Failure> {
+        let mut unknown = self.store.list_unknown().map_err(failure)?;
+        unknown.retain(|(resource, _)| self.resource.as_ref().is_none_or(|wanted| wanted == resource));
+        Ok(unknown)
+    }
+
     /// The checkpoint with this name, or else the one of the job with this name.
     fn find(&self, name: &str) -> Result<StoredCheckpoint, Failure> {
-        let all = self.list()?;
+        let mut all = self.list()?;
+        all.extend(self.list_unknown()?);
         let named = |wanted: &CheckpointName| all.iter().filter(|(_, name)| name == wanted).collect::<Vec<_>>();
         let exact = named(&CheckpointName::new(name));
         let found = if exact.is_empty() { named(&training_checkpoint_name(name)) } else { exact };
@@ -255,11 +263,14 @@ fn daemon_register(globals: &Globals, place: &DaemonPlace) -> Result<Arc<dyn Cha
     Ok(Arc::new(register))
 }
 
-/// The version that was typed, or the newest one.
+/// The version that was typed, or the newest one. A register that is older than a replica does not know the newest.
 fn version_or_newest(found: &StoredCheckpoint, typed: Option<u64>) -> Result<Version, Failure> {
+    let checked = found.check_register().map_err(failure);
     if let Some(version) = typed {
+        checked.unwrap_or_else(|behind| say!("{}", behind.message()));
         return Ok(Version(version));
     }
+    checked?;
     let newest = found.versions().map_err(failure)?.pop();
     newest.map(|newest| newest.version).ok_or_else(|| {
         let message = format!("nothing was saved in `{}` yet", plain(found.name().as_str()));
@@ -286,6 +297,10 @@ fn failure(error: ReplicatedError) -> Failure {
         }
         ReplicatedError::TooFewCopies { .. } => {
             "mend or mount the replicas named above; `sublet checkpoint ls NAME` lists the other versions"
+        }
+        // A command of this program began nothing that the next look does not show.
+        ReplicatedError::Register(RegisterError::Unavailable { .. }) => {
+            "check what is named above, then try again; `sublet checkpoint ls` shows whether something was changed"
         }
         _ => error.remedy(),
     };

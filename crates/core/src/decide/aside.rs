@@ -8,61 +8,19 @@
 //! idle is passive ([`crate::rows::Lease::is_passive`]), so it comes back too, but takes no room that a waiter claims.
 
 use super::Decider;
-use super::park::{ParkOrder, cheapest_method, price_of_leaving};
-use super::preempt::idle_since;
 use crate::action::Action;
-use crate::aside::{Aside, AsideOver, DEFAULT, KEY_MAX, LONGEST, PER_GPU};
+use crate::decide::park::ParkOrder;
 use crate::event::{AsideRequest, Caller, EventAnswer, Refusal};
-use crate::ids::{GpuId, LeaseId};
+use crate::model::aside::{Aside, AsideOver, DEFAULT, KEY_MAX, LONGEST, PER_GPU};
+use crate::model::ids::GpuId;
+use crate::model::settings::AsideAllow;
+use crate::model::units::Time;
 use crate::mutant::Mutant;
-use crate::parking::NotParkable;
-use crate::policy::AsideAllow;
-use crate::request::Preempt;
+use crate::policy::aside::{active_on, may_leave};
+use crate::policy::moves::{cheapest_method, price_of_leaving};
+use crate::policy::preemption::idle_since;
 use crate::rows::{Lease, Phase};
 use crate::state::State;
-use crate::units::Time;
-use std::fmt;
-
-/// Why a lease stays on a GPU that steps aside.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StayReason {
-    /// Its owner has the right not to be preempted, and did not put the GPU aside.
-    Never,
-    /// It cannot be parked now.
-    NotParkable(NotParkable),
-}
-
-impl fmt::Display for StayReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StayReason::Never => f.write_str("it may not be preempted (`--preempt never`)"),
-            StayReason::NotParkable(why) => why.fmt(f),
-        }
-    }
-}
-
-/// The leases that stay on a GPU that steps aside, and why each does.
-pub fn leases_that_stay(state: &State, card: GpuId, now: Time) -> Vec<(LeaseId, StayReason)> {
-    let active = active_on(state, card).filter_map(|row| Some((row.id, may_leave(state, row, now).err()?)));
-    active.collect()
-}
-
-fn active_on(state: &State, card: GpuId) -> impl Iterator<Item = &Lease> {
-    let on = state.room(card).leases().keys().filter_map(|lease| state.lease(*lease));
-    on.filter(|row| matches!(row.phase, Phase::Active(_)))
-}
-
-/// Whether a lease can be parked for a GPU that steps aside. The right not to be preempted is kept, but for the
-/// tenant that put the GPU aside itself.
-fn may_leave(state: &State, row: &Lease, now: Time) -> Result<(), StayReason> {
-    let cards = row.hold().map(|hold| hold.gpus.as_slice()).unwrap_or_default();
-    let asides = cards.iter().flat_map(|card| &state.rows().gpus[card.0 as usize].aside.now);
-    let is_own = |aside: &Aside| aside.by == state.tenant_name(row.tenant);
-    if row.request.preempt == Preempt::Never && !asides.into_iter().any(is_own) {
-        return Err(StayReason::Never);
-    }
-    cheapest_method(state, row, now).map(|_| ()).map_err(StayReason::NotParkable)
-}
 
 impl Decider<'_> {
     /// A GPU shall step aside, or go on doing so.

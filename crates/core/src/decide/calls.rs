@@ -3,9 +3,9 @@
 use super::Decider;
 use crate::action::Action;
 use crate::event::{Caller, EventAnswer, Refusal};
-use crate::ids::{Fence, GpuId, LeaseId, ProcKey};
+use crate::model::ids::{Fence, GpuId, LeaseId, ProcKey};
+use crate::model::restrictions::Restrictions;
 use crate::mutant::Mutant;
-use crate::restrictions::Restrictions;
 use crate::rows::{EndReason, GpuService, Hold, Lease, Phase};
 
 /// Processes one lease may be bound to by name; their descendants need no binding.

@@ -5,21 +5,19 @@
 //! Nothing here can fail: a request that cannot be met is answered with a
 //! [`Refusal`], and the world's own events are always taken in.
 
-pub(crate) mod admit;
-pub mod aside;
-pub(crate) mod board;
+mod admit;
+mod aside;
 mod calls;
-pub mod enforce;
-pub mod offer;
-pub mod overuse;
-pub(crate) mod park;
+mod enforce;
+mod offer;
+mod overuse;
+mod park;
 mod park_unleased;
-pub mod preempt;
+mod preempt;
 mod readings;
 mod renewal;
-pub(crate) mod serve;
-pub(crate) mod stretch;
-pub(crate) mod tokens;
+mod serve;
+mod tokens;
 
 use crate::action::Action;
 use crate::event::{Caller, Event, EventAnswer, Refusal};
@@ -31,16 +29,7 @@ use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 use crate::unleased::UnleasedEnd;
 
-pub(crate) use park::HOOK;
-pub use park::cheapest_method;
-pub use tokens::may_know;
-
-/// SIGTERM and SIGKILL, as Linux numbers them.
-const TERM: u8 = 15;
-const KILL: u8 = 9;
-
-/// A gap between two events longer than this is a stall: the loop ticks far more often.
-pub const STALL: Span = Span::secs(10);
+use crate::model::settings::STALL;
 
 /// At most so many leases come due in one event; the rest in the next one.
 const DUE_AT_ONCE: usize = 1_024;

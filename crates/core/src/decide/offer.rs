@@ -1,26 +1,16 @@
-//! Less than was asked for, at once: what could start now, and taking it.
+//! A waiter takes a smaller lease that could start now ([`crate::policy::offers`]).
 
 use super::Decider;
-use super::board::{Board, Fit};
 use crate::event::{Caller, EventAnswer, Refusal};
-use crate::ids::LeaseId;
+use crate::model::ids::LeaseId;
+use crate::model::request::Vram;
+use crate::model::units::Bytes;
 use crate::mutant::Mutant;
-use crate::quota;
-use crate::request::{LeaseRequest, Vram};
+use crate::policy::board::{Board, Fit};
+use crate::policy::offers::offers;
+use crate::policy::offers::smaller;
+use crate::policy::quota;
 use crate::rows::{Lease, Phase};
-use crate::state::State;
-use crate::units::{Bytes, Time};
-
-/// A smaller lease that could start now. Nothing is kept for it: whoever takes it first has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Offer {
-    /// So much of each card.
-    pub vram: Bytes,
-    /// On so many cards.
-    pub gpus: u16,
-    /// If it is over by then: somebody ahead needs the cards.
-    pub before: Option<Time>,
-}
 
 impl Decider<'_> {
     /// A waiter takes less, and is a waiter no more.
@@ -77,35 +67,4 @@ impl Decider<'_> {
             Refusal::NoSuchOffer { instead: instead.map(|offer| (offer.vram, offer.gpus)) }
         })
     }
-}
-
-/// The same waiter with a smaller wish.
-fn smaller(lease: &Lease, vram: Bytes, gpus: u16) -> Lease {
-    let ask = LeaseRequest { vram: Vram::Bytes(vram), gpus, at_least: None, ..lease.request.clone() };
-    Lease { request: ask, ..lease.clone() }
-}
-
-/// What a waiter could have now instead of waiting: less of as many cards, or fewer cards.
-pub fn offers(state: &State, lease: &Lease, now: Time) -> Vec<Offer> {
-    if state.is_stopped() || !matches!(lease.phase, Phase::Waiting { .. }) {
-        return Vec::new();
-    }
-    // Nothing is offered to who is further back than anybody looks: who is ahead might need it.
-    let Some(board) = Board::behind_waiter(state, now, lease.id) else { return Vec::new() };
-    let mut found: Vec<Offer> = Vec::new();
-    // Any size will do for an offer; its taker decides.
-    let open = Lease { request: LeaseRequest { at_least: Some(Bytes(1)), ..lease.request.clone() }, ..lease.clone() };
-    let mut gpus = lease.request.gpus;
-    while gpus > 0 {
-        if let Some(Fit { vram, before, .. }) = board.fit_smaller(state, &open, gpus, Bytes(1)) {
-            let better = found.last().is_none_or(|last| vram > last.vram);
-            let allowed = quota::block(state, &smaller(lease, vram, gpus)).is_none();
-            if better && allowed {
-                found.push(Offer { vram, gpus, before });
-            }
-        }
-        // Half a gang is of use, one card less seldom.
-        gpus /= 2;
-    }
-    found
 }

@@ -12,28 +12,23 @@
 //! itself: a holder is parked when its cards were seen without its bytes, twice.
 
 use super::Decider;
-use super::board::{Board, Fit};
-use super::serve::debt_clock_after;
-use super::stretch;
 use crate::action::{Action, Hint, UnparkReason, Wake};
-use crate::contexts;
-use crate::cost::Direction;
 use crate::event::{Caller, EventAnswer, Refusal};
-use crate::ids::{Fence, GpuId, LeaseId, ProcKey};
-use crate::method::Method;
+use crate::model::ids::{Fence, GpuId, LeaseId, ProcKey};
+use crate::model::method::Method;
+use crate::model::movers;
+use crate::model::movers::{Backoff, HOOK, MoveProgress, MoverReport, NotParkable};
+use crate::model::units::{Bytes, Span, Time};
 use crate::mutant::Mutant;
-use crate::parking::{
-    self, Backoff, MoveProgress, MoverReport, NotParkable, all_parked, all_resumed, is_seen_gone, none_parked,
-};
-use crate::quota;
-use crate::request::{LeaseRequest, Vram};
+use crate::policy::board::{Board, Fit};
+use crate::policy::charges::debt_clock_after;
+use crate::policy::move_progress::{all_parked, all_resumed, is_seen_gone, none_parked};
+use crate::policy::moves::{cheapest_method, is_backing_off, use_is_noticed};
+use crate::policy::restore_room::no_longer_sure;
+use crate::policy::resume::{has_room_again, left_on_gpus, needed_to_resume};
+use crate::policy::{contexts, move_progress, parking, quota, restore_room, stretch};
 use crate::rows::{EndReason, Hold, Lease, ParkState, Phase};
-use crate::state::State;
-use crate::units::{Bytes, Span, Time};
-use std::borrow::Cow;
 
-/// Who speaks for a holder with a hook.
-pub(crate) const HOOK: ProcKey = ProcKey { pid: 0, start: 0 };
 /// Looks in a row that must show a card without a holder's bytes.
 const LOOKS: u32 = 2;
 
@@ -358,9 +353,10 @@ impl Decider<'_> {
             if away.with_driver {
                 // While the driver was not told yet, who comes is no harm. What an earlier daemon told it nobody knows.
                 let untold = self.state.readings(lease).is_some_and(|live| live.driver_not_told);
-                let untold = untold && !parking::all_keep_still(self.state, row);
+                let untold = untold && !move_progress::all_keep_still(self.state, row);
                 if (untold || self.state.planted(Mutant::ShallowBlind))
-                    && let Err(NotParkable::RestoreUnsure(why)) = parking::check_restore_room(self.state, row, hold)
+                    && let Err(NotParkable::RestoreUnsure(why)) =
+                        restore_room::check_restore_room(self.state, row, hold)
                 {
                     self.emit(Action::Shallow { lease, at: self.now, why });
                 }
@@ -387,7 +383,8 @@ impl Decider<'_> {
     /// Something was heard of a holder: if none of its programs calls the driver, that may be told by now.
     pub(super) fn note_keeping_still(&mut self, lease: LeaseId) {
         let Some(row) = self.state.lease(lease) else { return };
-        let told = row.park_state().is_some_and(|away| away.with_driver) && parking::all_keep_still(self.state, row);
+        let told =
+            row.park_state().is_some_and(|away| away.with_driver) && move_progress::all_keep_still(self.state, row);
         if told && let Some(live) = self.state.readings_mut(lease) {
             live.driver_not_told = false;
         }
@@ -417,7 +414,7 @@ impl Decider<'_> {
         let Some(live) = self.state.readings_mut(lease) else { return };
         live.backoffs.insert(Method::Driver, Backoff { since, until, why: why.to_owned() });
         let Some(row) = self.state.lease(lease) else { return };
-        if !parking::driver_may_have(self.state, row) {
+        if !move_progress::driver_may_have(self.state, row) {
             self.emit(Action::Shallow { lease, at: self.now, why: why.to_owned() });
         }
     }
@@ -429,7 +426,7 @@ impl Decider<'_> {
         let is_deep = matches!(&row.phase, Phase::Parked(_, away) if away.with_driver);
         let rest = self.state.readings(lease).and_then(|live| live.backoffs.get(&Method::Driver));
         let Some(rest) = rest.filter(|rest| is_deep && rest.until > self.now) else { return };
-        if !parking::driver_may_have(self.state, row) {
+        if !move_progress::driver_may_have(self.state, row) {
             let why = rest.why.clone();
             self.emit(Action::Shallow { lease, at: self.now, why });
         }
@@ -570,7 +567,7 @@ impl Decider<'_> {
         let done = match phase {
             true => all_parked(state, &row, hold, rung),
             // What a program says whose context is not there counts for nothing, and nobody speaks for another.
-            false => all_resumed(state, &row, hold, rung) && !parking::driver_may_have(state, &row),
+            false => all_resumed(state, &row, hold, rung) && !move_progress::driver_may_have(state, &row),
         };
         let hook = rung == Method::Hook && self.state.planted(Mutant::BelieveHook);
         let believed = phase && (hook || self.state.planted(Mutant::BelieveParked));
@@ -672,7 +669,7 @@ impl Decider<'_> {
                     true if row.hold().is_some_and(is_coarse) => {
                         (UnparkReason::Unclear, "its GPUs were not seen to lose its bytes", parking.retry_after)
                     }
-                    true => (UnparkReason::NotSeen, parking::FALSE_REPORT, parking.retry_after_false_report()),
+                    true => (UnparkReason::NotSeen, movers::FALSE_REPORT, parking.retry_after_false_report()),
                 };
                 if rung == Method::Driver && !said {
                     self.distrust_driver(lease);
@@ -685,7 +682,7 @@ impl Decider<'_> {
             Phase::Resuming(..)
                 if !said
                     && self.state.readings(lease).is_none_or(|live| none_parked(live, rung))
-                    && !parking::driver_may_have(self.state, row) =>
+                    && !move_progress::driver_may_have(self.state, row) =>
             {
                 self.resumed(row);
             }
@@ -735,121 +732,5 @@ impl Decider<'_> {
             return hold.vram;
         }
         (fit.vram + left_on_gpus(self.state, lease.id, hold)).min(hold.vram)
-    }
-}
-
-/// Whether a program that is parked in this way reports its next use of a GPU: only the library does, and not while the
-/// driver has the process.
-fn use_is_noticed(state: &State, lease: LeaseId, rung: Method) -> bool {
-    match rung {
-        Method::Shim => true,
-        Method::Hook => state.readings(lease).is_some_and(|live| !live.shims.is_empty()),
-        Method::Driver | Method::End => false,
-    }
-}
-
-/// Whether a waiter is not tried now, and claims nothing: it could not come back a moment ago, another lease moves on a
-/// GPU that does not tell whose bytes are whose, or a restore by the driver is not safe there and making other leases
-/// leave would not change that.
-pub(super) fn is_backing_off(state: &State, lease: &Lease, now: Time) -> bool {
-    let Phase::Parked(hold, away) = &lease.phase else { return false };
-    let rest = state.readings(lease.id).and_then(|live| live.backoffs.get(&away.method));
-    let waits = parking::gpu_with_other_move(state, lease.id, hold).is_some();
-    let is_stuck = || has_unsafe_restore(state, lease) && !needs_others_gone(state, lease);
-    rest.is_some_and(|rest| rest.until > now) || waits || is_stuck()
-}
-
-/// Whether the driver would have to bring a parked holder back to cards on which somebody could take its room.
-pub(crate) fn has_unsafe_restore(state: &State, lease: &Lease) -> bool {
-    let Phase::Parked(hold, away) = &lease.phase else { return false };
-    let is_safe = !away.needs_driver() || lease.first_request().may_lose_state;
-    !is_safe && parking::check_restore_room(state, lease, hold).is_err()
-}
-
-/// Whether a parked lease comes back by the driver, and first other leases must leave its GPUs, however much room there
-/// is: no library limits their programs.
-pub(crate) fn needs_others_gone(state: &State, lease: &Lease) -> bool {
-    let Phase::Parked(hold, _) = &lease.phase else { return false };
-    has_unsafe_restore(state, lease) && parking::is_blocked_by_leases_only(state, lease, hold)
-}
-
-/// Why the driver must not bring a holder back after all, though it was told to: since then somebody came who could
-/// take its room.
-fn no_longer_sure(state: &State, lease: &Lease, hold: &Hold) -> Option<String> {
-    let Phase::Resuming(_, away) = &lease.phase else { return None };
-    let is_back = !parking::driver_may_have(state, lease);
-    if !away.needs_restore() || is_back || lease.request.may_lose_state || state.planted(Mutant::NeverRetreat) {
-        return None;
-    }
-    parking::check_others_are_capped(state, lease, hold).err().map(|who| NotParkable::from(who).to_string())
-}
-
-/// The cheapest way in which a holder can leave its cards now, without being ended. The driver's comes last: what it
-/// parked shows no sign of its next use.
-pub fn cheapest_method(state: &State, lease: &Lease, now: Time) -> Result<Method, NotParkable> {
-    let possible = Method::REVERSIBLE.map(|rung| (rung, parking::parkable(state, lease, rung, now)));
-    let able = possible.iter().filter(|(_, can)| can.is_ok()).map(|(rung, _)| *rung);
-    let best = able.min_by_key(|rung| (*rung == Method::Driver, price_of_leaving(state, lease, *rung), *rung));
-    match (best, possible) {
-        (Some(rung), _) => Ok(rung),
-        // Where there is no library, the driver's reason says more, if it was asked.
-        (None, [_, (_, Err(NotParkable::NoShim)), (_, Err(why))]) if why != NotParkable::NotInspected => Err(why),
-        (None, [_, (_, Err(why)), _]) => Err(why),
-        (None, _) => Err(NotParkable::NotActive),
-    }
-}
-
-/// How long it takes a holder to leave in this way and to come back.
-pub(crate) fn price_of_leaving(state: &State, lease: &Lease, rung: Method) -> Span {
-    move_duration(state, lease, rung, Direction::OffGpu) + move_duration(state, lease, rung, Direction::OntoGpu)
-}
-
-/// How long it takes a holder to leave in this way, or to come back.
-pub(crate) fn move_duration(state: &State, lease: &Lease, rung: Method, way: Direction) -> Span {
-    let had = lease.hold().map_or(Bytes::ZERO, |hold| match lease.park_state() {
-        Some(away) => away.had_bytes,
-        None => parking::bytes_on_gpus(state, lease.id, hold),
-    });
-    let program = state.readings(lease.id).map_or("", |live| live.program.as_str());
-    state.rows().tenants[lease.tenant.0 as usize].costs.estimate(program, rung, way, had)
-}
-
-/// Whether each GPU of a parked lease has the bytes that it needs to come back, whatever waiters claim.
-fn has_room_again(state: &State, lease: LeaseId, now: Time) -> bool {
-    let Some(row) = state.lease(lease) else { return false };
-    let Phase::Parked(hold, _) = &row.phase else { return false };
-    let (vram, at_least) = needed_to_resume(state, row, hold);
-    hold.gpus.iter().all(|card| state.promisable(*card, now) >= at_least.unwrap_or(vram))
-}
-
-/// What a parked lease needs on each of its GPUs to come back, and the least that would do, if less would.
-fn needed_to_resume(state: &State, lease: &Lease, hold: &Hold) -> (Bytes, Option<Bytes>) {
-    // What it still has on a GPU it need not be given again.
-    let vram = hold.vram.less(left_on_gpus(state, lease.id, hold)).max(Bytes(1));
-    // A whole GPU is what is left of it; the bytes of the lease must fit.
-    let is_whole = lease.first_request().vram == Vram::Whole;
-    let at_least = is_whole.then(|| hold.booked_host_memory().min(vram.less(Bytes(1))));
-    (vram, at_least.filter(|least| *least > Bytes::ZERO))
-}
-
-/// What a parked holder still has on each of its cards at least.
-fn left_on_gpus(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
-    // What the driver has, or takes at any moment, is not there.
-    let is_deep = state.lease(lease).and_then(Lease::park_state).is_some_and(|away| away.with_driver);
-    if is_deep && !state.planted(Mutant::CountContexts) {
-        return Bytes::ZERO;
-    }
-    hold.gpus.iter().map(|card| state.room(*card).left_of_lease(lease)).min().unwrap_or_default()
-}
-
-/// A waiter with what it lacks now: of a parked one less, or more, may be left on its cards than when
-/// it asked for them.
-pub(super) fn with_present_need<'a>(state: &State, lease: &'a Lease) -> Cow<'a, Lease> {
-    match &lease.phase {
-        Phase::Parked(hold, _) if lease.request.at_least.is_none() => {
-            let vram = Vram::Bytes(hold.vram.less(left_on_gpus(state, lease.id, hold)).max(Bytes(1)));
-            Cow::Owned(Lease { request: LeaseRequest { vram, ..lease.request.clone() }, ..lease.clone() })
-        }
-        _ => Cow::Borrowed(lease),
     }
 }

@@ -11,19 +11,19 @@
 //! first, and its cards are seen again. Who has a lease for other cards is not moved by a second one.
 
 use super::Decider;
-use super::enforce::{adopt_rule, is_allowed, rule, tenant_of};
 use crate::action::{Action, Wake};
 use crate::event::{Caller, EventAnswer, Refusal};
-use crate::ids::{GpuId, LeaseId, ProcKey};
-use crate::method::Method;
+use crate::model::ids::{GpuId, LeaseId};
+use crate::model::method::Method;
+use crate::model::movers::NotParkable;
+use crate::model::request::Tier;
+use crate::model::units::{Bytes, Span, Time};
+use crate::model::unleased::{GpuPresence, UnleasedEnd, UnleasedId, UnleasedProcess, UnleasedStep};
 use crate::mutant::Mutant;
-use crate::parking::{self, NotParkable};
-use crate::reading::Reading;
-use crate::request::Tier;
+use crate::policy::enforcement::tenant_of;
+use crate::policy::park_unleased::{check_could_park, is_exempt_now, reason_text};
+use crate::policy::parking;
 use crate::rows::{EndReason, Lease, ParkState, Phase};
-use crate::state::State;
-use crate::units::{Bytes, Span, Time};
-use crate::unleased::{GpuPresence, Mode, RuleAction, UnleasedEnd, UnleasedId, UnleasedProcess, UnleasedStep};
 
 /// The driver says within so long whether it can take somebody off its cards.
 const MOVED_WITHIN: Span = Span::secs(30);
@@ -126,42 +126,5 @@ impl Decider<'_> {
         }
         let last = self.state.holder(&stranger.audit.process).filter(|_| self.state.lease_of(stranger).is_none())?;
         Some(EventAnswer::Refused(Refusal::NotAdoptable(format!("{last}, which it has, is not over yet"))))
-    }
-}
-
-/// What was begun in another mode, or before a rule was there, is not gone on with.
-fn is_exempt_now(state: &State, stranger: &UnleasedProcess) -> bool {
-    let audit = &stranger.audit;
-    let is_enforced = stranger.gpus.iter().any(|card| state.mode(*card) == Mode::Enforce);
-    let is_contained = audit.container.is_some() && rule(state, audit, RuleAction::Deny).is_none();
-    !is_enforced || is_contained || is_allowed(state, audit) || adopt_rule(state, audit).is_some()
-}
-
-/// Why somebody stays who was never asked whether it would take a risk.
-fn reason_text(why: &NotParkable) -> String {
-    match why {
-        NotParkable::NotInspected => "the driver did not say in time whether it can be parked".to_owned(),
-        NotParkable::RestoreUnsure(why) => format!("a restore would not be sure to have room: {why}"),
-        why => why.to_string(),
-    }
-}
-
-/// Why the driver could not take a stranger off its cards, as far as that is known before it is asked: others
-/// could take the room that it needs to come back, or there is too little host memory.
-fn check_could_park(state: &State, stranger: &UnleasedProcess, on: &[GpuPresence]) -> Result<(), NotParkable> {
-    let tree = state.unleased_readings().audits.get(&stranger.id).map(|seen| seen.tree.as_slice()).unwrap_or_default();
-    let is_its = |process: &ProcKey| *process == stranger.audit.process || tree.contains(process);
-    for (card, _) in on {
-        let room = state.room(*card);
-        let Reading::Used(used) = &room.reading().reading else { continue };
-        let is_ours = |process: &ProcKey| state.owner(process).is_some_and(|lease| room.leases().contains_key(&lease));
-        let strangers = used.processes.iter().map(|resident| &resident.process);
-        let strangers = strangers.filter(|process| !is_ours(process) && !is_its(process)).count();
-        parking::check_gpu_is_capped(state, *card, None, strangers)?;
-    }
-    let need = on.iter().filter_map(|(_, bytes)| *bytes).sum::<Bytes>() + parking::UNVERIFIED_MAX;
-    match parking::free_parking_space(state) {
-        Some(room) if need > room => Err(NotParkable::NoSpace { need, room }),
-        _ => Ok(()),
     }
 }

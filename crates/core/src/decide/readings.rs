@@ -2,10 +2,10 @@
 
 use super::Decider;
 use crate::action::Action;
-use crate::ids::{GpuId, LeaseId};
-use crate::reading::{GpuFacts, GpuReading, Reading, Unreadable};
+use crate::model::ids::{GpuId, LeaseId};
+use crate::model::reading::{GpuFacts, GpuReading, Reading, Unreadable};
+use crate::model::units::Time;
 use crate::rows::{EndReason, GpuService, Lease, Phase};
-use crate::units::Time;
 use std::collections::BTreeSet;
 
 impl Decider<'_> {

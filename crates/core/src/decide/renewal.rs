@@ -5,14 +5,15 @@
 
 use super::{DUE_AT_ONCE, Decider};
 use crate::action::Action;
-use crate::decide::preempt::signal_targets;
-use crate::decide::serve::{debt_clock_after, is_wanted};
-use crate::ids::LeaseId;
+use crate::model::ids::LeaseId;
+use crate::model::request::Preempt;
+use crate::model::units::{Span, Time};
 use crate::mutant::Mutant;
-use crate::quota;
-use crate::request::Preempt;
+use crate::policy::charges::debt_clock_after;
+use crate::policy::lease_processes::signal_targets;
+use crate::policy::quota;
+use crate::policy::waiters::is_wanted;
 use crate::rows::{EndNotice, EndReason, Hold, Lease, Phase, gpu_time};
-use crate::units::{Span, Time};
 
 impl Decider<'_> {
     /// Deals with whatever came due by itself.

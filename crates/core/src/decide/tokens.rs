@@ -1,15 +1,14 @@
-//! Tokens are made and revoked, and an ask through one keeps within its caps.
+//! Issues and revokes tokens, and keeps requests through a token within its caps.
 
 use super::Decider;
-use super::admit::is_acceptable;
 use crate::action::Action;
 use crate::event::{Caller, EventAnswer, Refusal};
-use crate::ids::TokenId;
-use crate::request::{LeaseRequest, Vram};
-use crate::rows::Lease;
-use crate::state::State;
-use crate::token::{TOKENS_MAX, TOKENS_OF_TENANT, Token, TokenError, TokenRequest};
-use crate::units::Bytes;
+use crate::model::ids::TokenId;
+use crate::model::request::LeaseRequest;
+use crate::model::token::{TOKENS_MAX, TOKENS_OF_TENANT, Token, TokenError, TokenRequest};
+use crate::model::units::Bytes;
+use crate::policy::access::may_know;
+use crate::policy::tokens::{most_of, most_wish};
 
 impl Decider<'_> {
     pub(super) fn issue(&mut self, by: &Caller, ask: TokenRequest, wall_us: u64) -> EventAnswer {
@@ -113,44 +112,4 @@ impl Decider<'_> {
         }
         Ok(())
     }
-}
-
-/// Whether a caller may know of a token: its own tenant's, and through a token only that one.
-pub fn may_know(by: &Caller, token: &Token) -> bool {
-    match by.token {
-        Some(own) => own == token.id && by.tenant == token.tenant,
-        None => by.operator || by.tenant == token.tenant,
-    }
-}
-
-/// Whether the token that a lease was asked through allows so much more.
-pub(crate) fn token_allows(state: &State, lease: &Lease, more: Bytes) -> bool {
-    let Some(id) = lease.token else { return true };
-    let Some(token) = state.rows().tokens.get(&id) else { return false };
-    let has = || state.leases_of_token(id).fold(Bytes::ZERO, |sum, lease| sum + most_of(state, lease));
-    token.caps.vram.is_none_or(|cap| has() + more <= cap)
-}
-
-fn most_of(state: &State, lease: &Lease) -> Bytes {
-    match lease.hold() {
-        Some(hold) => times(hold.vram, hold.gpus.len()),
-        None => most_wish(state, &lease.request),
-    }
-}
-
-/// The most an ask could put on the books: of a whole card it shows only with the grant how large
-/// it is, and a cap must hold whichever it is.
-fn most_wish(state: &State, ask: &LeaseRequest) -> Bytes {
-    let each = match ask.vram {
-        Vram::Bytes(vram) => vram,
-        Vram::Whole => {
-            let cards = state.gpus().filter(|card| is_acceptable(state, ask, *card));
-            cards.map(|card| state.room(card).largest_ever()).max().unwrap_or_default()
-        }
-    };
-    times(each, usize::from(ask.gpus))
-}
-
-fn times(each: Bytes, cards: usize) -> Bytes {
-    Bytes(each.0.saturating_mul(cards as u64))
 }

@@ -1,9 +1,9 @@
 //! Some waiters are remembered with what was expected of them, so that it is learned how late they start.
 
 use super::State;
-use crate::expected_starts;
 use crate::ids::LeaseId;
 use crate::lateness::ExpectedWait;
+use crate::policy::expected_starts;
 use crate::rows::Phase;
 use crate::units::{Span, Time};
 

@@ -2,9 +2,9 @@
 
 use super::State;
 use crate::ids::{GpuId, LeaseId, TenantId};
+use crate::model::movers::CONTEXT;
+use crate::model::settings::Policy;
 use crate::mutant::Mutant;
-use crate::parking::CONTEXT;
-use crate::policy::Policy;
 use crate::reading::GpuFacts;
 use crate::request::Exclusivity;
 use crate::room::Room;

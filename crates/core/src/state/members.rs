@@ -1,8 +1,8 @@
 //! Whose processes are.
 
 use super::State;
-use crate::decide::enforce::STRANGERS_MAX;
 use crate::ids::{GpuId, LeaseId, ProcKey};
+use crate::model::unleased::STRANGERS_MAX;
 use crate::mutant::Mutant;
 use crate::reading::{Reading, Resident};
 use crate::restrictions::Restrictions;

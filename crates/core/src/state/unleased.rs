@@ -2,9 +2,9 @@
 
 use super::State;
 use crate::action::Action;
-use crate::decide::enforce;
 use crate::ids::{GpuId, LeaseId, ProcKey};
 use crate::mutant::Mutant;
+use crate::policy::enforcement as enforce;
 use crate::reading::Reading;
 use crate::rows::{Lease, Phase};
 use crate::units::Time;

@@ -4,7 +4,7 @@ use super::ConfigError;
 use super::caps::tenant;
 use super::values::set;
 use serde::Deserialize;
-use sublet_core::policy::{AsideAllow, Policy};
+use sublet_core::settings::{AsideAllow, Policy};
 
 /// Which users may put GPUs aside; operators always may.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -4,7 +4,7 @@ use super::error::{ConfigError, KeyPath};
 use super::values::{at_least_one, read_size, read_span, set};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use sublet_core::policy::{Caps, Policy};
+use sublet_core::settings::{Caps, Policy};
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -40,7 +40,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use sublet_core::policy::{Policy, Renewal};
+use sublet_core::settings::{Policy, Renewal};
 use sublet_core::units::{Bytes, Span};
 use sublet_host::gpu::GpuSpec;
 

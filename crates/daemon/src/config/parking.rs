@@ -3,7 +3,7 @@
 use super::ConfigError;
 use super::values::{read_size, read_span, set};
 use serde::Deserialize;
-use sublet_core::policy::Policy;
+use sublet_core::settings::Policy;
 use sublet_core::units::{Bytes, Span};
 
 /// Host memory for the bytes of parked leases.

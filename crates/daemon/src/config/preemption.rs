@@ -3,7 +3,7 @@
 use super::ConfigError;
 use super::values::{read_span, set};
 use serde::Deserialize;
-use sublet_core::policy::Policy;
+use sublet_core::settings::Policy;
 
 /// Which leases are preempted, and when.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -2,7 +2,7 @@
 
 use super::ConfigError;
 use crate::view::Visibility;
-use sublet_core::policy::Renewal;
+use sublet_core::settings::Renewal;
 use sublet_core::units::{Bytes, Span};
 use sublet_host::gpu::GpuSpec;
 use sublet_wire::{size, span};

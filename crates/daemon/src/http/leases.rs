@@ -18,7 +18,7 @@ use std::time::Duration;
 use sublet_core::decide::find;
 use sublet_core::event::{Caller, Event, Refusal};
 use sublet_core::ids::{Fence, LeaseId};
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::request::{
     Exclusivity, GpuSelector, LeaseRequest, Notice, Preempt, RequestError, Term, Tier, Vram, is_visible,
 };

@@ -11,9 +11,9 @@ use axum::extract::{Request, State};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::action::Action;
-use sublet_core::decide::enforce;
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{LeaseId, TenantId};
+use sublet_core::policy::enforcement;
 use sublet_core::unleased::UnleasedId;
 use sublet_journal::{JournalReader, LogLine, OpenError};
 use sublet_wire as wire;
@@ -163,7 +163,7 @@ impl AuditFilter {
                 let own = view.state.rows().leases.values().filter(|lease| Some(lease.tenant) == tenant);
                 let mine = if operator { BTreeMap::new() } else { own.map(|lease| (lease.id, true)).collect() };
                 let strangers = view.state.rows().unleased.values();
-                let own = strangers.filter(|stranger| enforce::tenant_of(&stranger.audit) == name);
+                let own = strangers.filter(|stranger| enforcement::tenant_of(&stranger.audit) == name);
                 (tenant, mine, own.map(|stranger| stranger.id).collect())
             })
             .await?;
@@ -216,7 +216,7 @@ impl AuditFilter {
     fn is_own_process(&mut self, line: &LogLine) -> bool {
         let Ok(action) = line.action() else { return false };
         if let Action::Find { stranger } = &action
-            && enforce::tenant_of(&stranger.audit) == self.by.tenant
+            && enforcement::tenant_of(&stranger.audit) == self.by.tenant
         {
             self.own.insert(stranger.id);
         }

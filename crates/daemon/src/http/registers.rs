@@ -195,10 +195,13 @@ impl From<RegisterFailure> for Refused {
                 }
                 RegisterError::TooLarge { .. } => problem(Code::TooLarge),
                 RegisterError::Full { .. } => problem(Code::RegisterFull).hint(LARGER),
-                RegisterError::Unavailable { .. } => problem(Code::RegisterUnavailable)
-                    .hint("read the chain: the entry may be there; if this lasts, tell an operator")
-                    .retry_after(1),
+                RegisterError::Unavailable { .. } | RegisterError::ReadOnly { .. } => {
+                    problem(Code::RegisterUnavailable)
+                        .hint("read the chain: the entry may be there; if this lasts, tell an operator")
+                        .retry_after(1)
+                }
                 RegisterError::NotLocal { .. }
+                | RegisterError::Replaced { .. }
                 | RegisterError::Damaged { .. }
                 | RegisterError::Refused { .. }
                 | RegisterError::Unfit { .. } => problem(Code::RegisterDamaged)

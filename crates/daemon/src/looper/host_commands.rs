@@ -1,7 +1,7 @@
 //! Orders to the host, given once the action behind them is durable: which processes are watched, where bytes shall be,
 //! which signals are sent, what is read.
 //!
-//! Core says where the bytes of a lease shall be (`sublet_core::targets`). Here is what the host was told before, so that it
+//! Core says where the bytes of a lease shall be (`sublet_core::policy::targets`). Here is what the host was told before, so that it
 //! is told again only when that changed, and told to forget what it knows.
 //!
 //! A park passes through these files: `http/leases.rs` (the call), `looper/calls.rs`, core's `decide/park.rs` (the decision),
@@ -14,11 +14,11 @@ use crate::user_directory::uid_of;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use sublet_core::action::Action;
-use sublet_core::decide::preempt;
 use sublet_core::ids::{GpuId, LeaseId, ProcKey};
+use sublet_core::policy::lease_processes;
+use sublet_core::policy::targets::{self, DriverPlace, Inspection, ShimGoal, Target};
 use sublet_core::rows::{Hold, Lease};
 use sublet_core::state::State;
-use sublet_core::targets::{self, DriverPlace, Inspection, ShimGoal, Target};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::unleased::PendingSignal;
 use sublet_host::driver::{DriverPlacement, DriverTarget};
@@ -208,8 +208,8 @@ impl Loop {
         let Some((row, uid)) = state.lease(lease).zip(self.uid_of_lease(lease)) else { return };
         if let Some(notice) = row.request.notice {
             // Those of other users are named too: each is refused by itself, and logged.
-            let others = preempt::processes_of_other_users(state, lease).map(|(process, _)| process);
-            let processes = preempt::signal_targets(state, row).into_iter().chain(others).collect();
+            let others = lease_processes::processes_of_other_users(state, lease).map(|(process, _)| process);
+            let processes = lease_processes::signal_targets(state, row).into_iter().chain(others).collect();
             self.hold_command(HostCommand::AnnounceEnd { lease, uid, processes, signal: notice.signal });
         }
     }

@@ -4,7 +4,7 @@ use super::output::{Output, ReplyId};
 use crate::view::Visibility;
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{Fence, LeaseId, TenantId};
-use sublet_core::policy::Policy;
+use sublet_core::settings::Policy;
 use sublet_host::HostReport;
 use sublet_journal::LoadedState;
 use sublet_wire::{Lease, LeaseState, Problem};

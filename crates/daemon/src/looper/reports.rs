@@ -7,7 +7,7 @@ use sublet_core::action::Hint;
 use sublet_core::event::Event;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::reading::{GpuReading, Reading, Unreadable};
 use sublet_core::units::Span;
 use sublet_host::{ActivityCounts, HostReport};

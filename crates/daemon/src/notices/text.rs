@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 use sublet_core::audit::Audit;
-use sublet_core::decide::enforce;
 use sublet_core::ids::GpuId;
+use sublet_core::policy::enforcement;
 use sublet_core::request::Tier;
 use sublet_core::state::State;
 use sublet_core::units::Time;
@@ -56,7 +56,7 @@ pub fn indices(state: &State, gpus: &[GpuId]) -> Vec<u32> {
 
 /// What happens to an unleased process after its warning, and in how many seconds; `None` if nothing does.
 fn consequence(state: &State, unleased: &UnleasedProcess, now: Time) -> Option<(&'static str, f64)> {
-    match enforce::next_step(state, unleased, None, now) {
+    match enforcement::next_step(state, unleased, None, now) {
         NextStep::Park(due) => Some(("will be parked, or ended if it cannot be,", due.since(now).as_secs_f64())),
         NextStep::Signal(_, due) => Some(("will be ended", due.since(now).as_secs_f64())),
         _ => None,
@@ -66,7 +66,7 @@ fn consequence(state: &State, unleased: &UnleasedProcess, now: Time) -> Option<(
 /// The line for an unleased process that is warned, and the seconds until something happens to it.
 pub fn warning(state: &State, unleased: &UnleasedProcess, now: Time) -> (String, Option<f64>) {
     let pid = unleased.audit.process.pid;
-    let on = enforce::residence(state, unleased, now).map(|(on, _)| on).unwrap_or_default();
+    let on = enforcement::residence(state, unleased, now).map(|(on, _)| on).unwrap_or_default();
     let bytes = on.iter().map(|(_, bytes)| bytes.map(|bytes| bytes.0)).sum::<Option<u64>>().filter(|bytes| *bytes > 0);
     let where_it_is = gpus(&indices(state, &unleased.gpus));
     let uses = bytes.map_or(where_it_is.clone(), |bytes| format!("{} of {where_it_is}", size::show(bytes)));

@@ -3,11 +3,11 @@
 use super::View;
 use super::shape;
 use crate::messages;
-use sublet_core::decide::preempt::{self, RoomPlan};
 use sublet_core::event::Caller;
-use sublet_core::explain;
 use sublet_core::ids::GpuId;
-use sublet_core::parking::{self, RestoreObstacle};
+use sublet_core::movers::RestoreObstacle;
+use sublet_core::policy::room_plan::{self, RoomPlan};
+use sublet_core::policy::{estimates, explain, preemption, restore_room};
 use sublet_core::rows::Lease;
 use sublet_core::units::Span;
 use sublet_wire as wire;
@@ -34,7 +34,7 @@ impl View<'_> {
         let waits = lease.queued_since().is_some();
         let ahead = if waits { explain::ahead(self.state, lease.id) } else { Vec::new() };
         let gpus = if waits { self.state.gpus().collect() } else { Vec::new() };
-        let plan = if waits { preempt::room_plan(self.state, lease, self.now) } else { None };
+        let plan = if waits { room_plan::room_plan(self.state, lease, self.now) } else { None };
         wire::Explanation {
             summary,
             preemption: waits.then(|| {
@@ -49,7 +49,7 @@ impl View<'_> {
 
     /// Why a lease that is resuming is not back yet.
     fn resuming(&self, by: &Caller, lease: &Lease) -> String {
-        let Some(obstacle) = parking::restore_obstacle(self.state, lease) else {
+        let Some(obstacle) = restore_room::restore_obstacle(self.state, lease) else {
             return messages::RESUMING.to_owned();
         };
         let name = match obstacle {
@@ -72,10 +72,10 @@ impl View<'_> {
             Some(_) => false,
             None => return (None, None),
         };
-        match preempt::preemption_option(self.state, waiter, holder, self.now) {
+        match preemption::preemption_option(self.state, waiter, holder, self.now) {
             Ok(option) => {
                 let cost = wire::PreemptionCost {
-                    method: option.rung.name().to_owned(),
+                    method: option.method.name().to_owned(),
                     park_s: option.out.as_secs_f64(),
                     lost_work_s: option.loss.as_secs_f64(),
                     resume_s: option.back.as_secs_f64(),
@@ -109,7 +109,7 @@ impl View<'_> {
     ) -> wire::GpuExplanation {
         let facts = &self.state.rows().gpus[gpu.0 as usize].facts;
         let obstacle = explain::obstacle(self.state, lease, gpu, self.now);
-        let blockers = explain::blockers(self.state, gpu, self.now);
+        let blockers = estimates::blockers(self.state, gpu, self.now);
         wire::GpuExplanation {
             index: facts.index,
             uuid: facts.uuid.clone(),

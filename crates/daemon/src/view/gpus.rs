@@ -6,7 +6,7 @@ use crate::messages;
 use crate::unleased;
 use sublet_core::event::Caller;
 use sublet_core::ids::{GpuId, LeaseId};
-use sublet_core::parking;
+use sublet_core::policy::parking;
 use sublet_core::reading::{Reading, Resident};
 use sublet_core::rows::{GpuService, Phase};
 use sublet_core::units::Bytes;

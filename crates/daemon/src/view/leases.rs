@@ -5,14 +5,11 @@ use super::shape::{self, fill_hold, lease_end, plain_lease};
 use crate::messages;
 use crate::notices;
 use std::ops::Bound;
-use sublet_core::decide::cheapest_method;
-use sublet_core::decide::offer::Offer;
-use sublet_core::decide::overuse;
-use sublet_core::decide::preempt;
 use sublet_core::event::Caller;
-use sublet_core::explain;
 use sublet_core::ids::{GpuId, LeaseId};
-use sublet_core::parking;
+use sublet_core::policy::moves::cheapest_method;
+use sublet_core::policy::offers::Offer;
+use sublet_core::policy::{explain, lease_processes, overuse, restore_room, waiters};
 use sublet_core::reading::Reading;
 use sublet_core::rows::{self, EndNotice, EndedLease, Hold, Lease, Phase};
 use sublet_core::units::{Span, Time};
@@ -33,7 +30,8 @@ impl View<'_> {
             live.map_or(Vec::new(), |live| live.members.iter().take(PIDS_MAX).map(|process| process.pid).collect());
         shown.peak_bytes = live.and_then(|live| live.peak_bytes).map(|peak| peak.0);
         shown.calls = self.gpu_calls(lease.id);
-        shown.foreign_processes = messages::foreign_processes(preempt::processes_of_other_users(self.state, lease.id));
+        shown.foreign_processes =
+            messages::foreign_processes(lease_processes::processes_of_other_users(self.state, lease.id));
         match &lease.phase {
             Phase::Waiting { .. } => shown.waiting = Some(self.waiting(by, lease)),
             Phase::Active(hold) => {
@@ -147,7 +145,7 @@ impl View<'_> {
             why: String::new(),
         });
         // The users of those processes are told by `explain`, which knows its caller.
-        shown.resume_blocked = parking::restore_obstacle(self.state, lease)
+        shown.resume_blocked = restore_room::restore_obstacle(self.state, lease)
             .map(|obstacle| messages::restore_obstacle(self.state, obstacle, None));
         if lease.queued_since().is_some() {
             shown.waiting = Some(self.waiting(by, lease));
@@ -217,7 +215,7 @@ impl View<'_> {
     fn waiting(&self, by: &Caller, lease: &Lease) -> wire::Waiting {
         let known = self.plans.places(self.state, self.version, self.now).get(&lease.id).copied();
         let starts = self.plans.starts(self.state, self.version, self.now);
-        let place = known.unwrap_or(explain::PLACE_MAX + 1);
+        let place = known.unwrap_or(waiters::PLACE_MAX + 1);
         let in_s = |at: Time| at.since(self.now).as_secs_f64();
         let expected = starts.expected.get(&lease.id);
         wire::Waiting {

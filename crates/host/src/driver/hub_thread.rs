@@ -19,7 +19,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::units::Bytes;
 
 /// How often holders are checked without a message, and failed steps tried again.

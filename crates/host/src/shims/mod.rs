@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::request::is_visible;
 use sublet_core::units::Bytes;
 use sublet_shim_wire::{ShimOrder, ShimReport};

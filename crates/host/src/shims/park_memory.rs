@@ -26,7 +26,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::Builder;
 use std::time::Instant;
 use sublet_core::ids::LeaseId;
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::units::Bytes;
 use sublet_shim_wire::ShimOrder;
 

@@ -6,7 +6,7 @@ use rustix::process::{Signal, kill_process};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::units::Bytes;
 use sublet_host::HostReport;
 use sublet_host::driver::{DriverPlacement, DriverSettings, DriverTarget};

@@ -10,13 +10,13 @@ use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::lateness::{ExpectedWait, Lateness};
 use sublet_core::method::Method;
-use sublet_core::policy::Policy;
 use sublet_core::reading::{GpuFacts, GpuReading, GpuUsage, Reading};
 use sublet_core::request::{Exclusivity, GpuSelector, LeaseRequest, Notice, Preempt, Term, Tier, Vram};
 use sublet_core::rows::{
     EndNotice, EndReason, EndedLease, Gpu, GpuService, Hold, HoldHistory, Lease, LeaseEnd, Meta, Overuse, ParkState,
     Phase, Rows, Tenant,
 };
+use sublet_core::settings::Policy;
 use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::unleased::{Mode, Rule, RuleAction, RuleId, RuleSubject, UnleasedId, UnleasedProcess, UnleasedStep};

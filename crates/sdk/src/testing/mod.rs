@@ -39,7 +39,25 @@ const PARKABLE_WITHIN: Duration = Duration::from_secs(10);
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// How long [`until`] waits.
+const UNTIL_WITHIN: Duration = Duration::from_secs(60);
+
 static DAEMON: Mutex<Option<Arc<PrivateDaemon>>> = Mutex::new(None);
+
+/// Looks again and again until something is found, and returns it.
+///
+/// # Panics
+/// If nothing is found within 60 s; the message has `awaited`.
+pub fn until<T>(awaited: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + UNTIL_WITHIN;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{awaited} within {} s", UNTIL_WITHIN.as_secs());
+        thread::sleep(PAUSE);
+    }
+}
 
 /// The private daemon of this process, with four soft GPUs of 24 GiB.
 ///

@@ -1,16 +1,22 @@
 //! Trains over many leases: acquires one, restores, goes on, saves, and begins again when the lease is lost.
 //!
 //! ```text
-//!   open: fence ─► restore the newest version ─► acquire ─► step, step, … save ─► done
-//!                          ▲                                    │ lease lost
-//!                          └────────────────────────────────────┘
+//!   restore the newest version ─► acquire ─► open: fence ─► step, step, … save ─► done
+//!              ▲                          (the first time)       │ lease lost
+//!              └─────────────────────────────────────────────────┘
 //! ```
+//! The job is opened when the first lease was acquired: a process that gets no GPU does not stop the one that trains. A loop
+//! opens its job once. If another process opens it later, this one ends, and must be started again to take over.
+//!
 //! Two numbers say how far it is: `step` in memory, `durable_step` on disk. Steps after the durable one are repeated if
 //! the lease is lost before the next save; each save commits its step once, under the fence that opening the job issued.
 //! A process that opens the same job later makes this one stale: its next save fails.
 //!
 //! Saves go on in a thread while the next steps run. A save that failed is an error at the next step. The state is never
 //! copied: each step returns a new one, and a save keeps the one that it was given.
+//!
+//! A save goes on without a replica that fails, if enough others hold it. The loop says so once, and once more when all
+//! replicas hold the newest save again.
 //!
 //! Absent on purpose: copying the state off the GPU; that is the step's part, since it returns the state.
 
@@ -20,9 +26,11 @@ use crate::error::FabricError;
 use crate::lease::{GpuLease, LeaseStatus};
 use crate::session::GpuSession;
 use bytes::Bytes;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use sublet_checkpoint::{
-    BackgroundSaver, CheckpointName, FenceEpoch, ReplicatedCheckpoint, ReplicatedError, SaveRequest, Version,
+    BackgroundSaver, CheckpointName, FenceEpoch, ReplicaFailure, ReplicatedCheckpoint, ReplicatedError, SaveRequest,
+    Version,
 };
 
 /// The shortest time between two saves of [`SaveSchedule::Continuous`].
@@ -72,7 +80,7 @@ impl SaveSchedule {
 }
 
 /// How far a training is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrainingProgress {
     /// The last step that was done.
     pub step: u64,
@@ -84,25 +92,41 @@ pub struct TrainingProgress {
     pub leases_lost: u32,
     /// How long the training waited for saves.
     pub stalled: Duration,
+    /// The replicas that do not hold the newest save, and why.
+    pub failures: Vec<ReplicaFailure>,
     /// The state after `step`. Clones share its bytes.
     pub state: Bytes,
 }
+
+/// What is told when other replicas than before do not hold the newest save.
+type ReplicaHook = Box<dyn Fn(&[ReplicaFailure]) + Send + Sync>;
 
 /// A training that goes on over many leases.
 pub struct TrainingLoop {
     checkpoints: ReplicatedCheckpoint,
     name: CheckpointName,
-    fence: FenceEpoch,
+    /// Issued when the job is opened.
+    fence: OnceLock<FenceEpoch>,
     schedule: SaveSchedule,
+    on_replica_failure: ReplicaHook,
 }
 
 impl TrainingLoop {
-    /// Opens a job for this process: another one that trains it is stale from now on.
+    /// A job in a store that can be read. [`run`](Self::run) opens the job when it has its first lease: another process that
+    /// trains it is stale from then on.
     pub fn open(checkpoints: &ReplicatedCheckpoint, job: &str) -> Result<TrainingLoop, ReplicatedError> {
         let name = training_checkpoint_name(job);
-        let fence = checkpoints.open(&name)?;
-        let schedule = SaveSchedule::Continuous;
-        Ok(TrainingLoop { checkpoints: checkpoints.clone(), name, fence, schedule })
+        checkpoints.newest(&name)?;
+        let (schedule, on_replica_failure) = (SaveSchedule::Continuous, Box::new(warn));
+        let (checkpoints, fence) = (checkpoints.clone(), OnceLock::new());
+        Ok(TrainingLoop { checkpoints, name, fence, schedule, on_replica_failure })
+    }
+
+    /// Calls this when other replicas than before do not hold the newest save; with none, all replicas hold it again.
+    /// Without this, a line on stderr says so.
+    pub fn on_replica_failure(mut self, hook: impl Fn(&[ReplicaFailure]) + Send + Sync + 'static) -> TrainingLoop {
+        self.on_replica_failure = Box::new(hook);
+        self
     }
 
     /// When the state is saved; without this, continuously.
@@ -111,9 +135,9 @@ impl TrainingLoop {
         self
     }
 
-    /// The fence of this process.
-    pub fn fence(&self) -> FenceEpoch {
-        self.fence
+    /// The fence of this process; `None` until the job was opened.
+    pub fn fence(&self) -> Option<FenceEpoch> {
+        self.fence.get().copied()
     }
 
     /// Trains up to `last_step`, from the newest checkpoint or from `initial` at step 0.
@@ -128,40 +152,51 @@ impl TrainingLoop {
         mut train: impl FnMut(&GpuSession, u64, &[u8]) -> Result<Vec<u8>, FabricError>,
     ) -> Result<TrainingProgress, TrainingError> {
         let initial = Bytes::from(initial);
-        let (mut leases_lost, mut stalled) = (0, Duration::ZERO);
+        let mut progress = TrainingProgress::default();
         loop {
-            let mut progress = self.restore(&initial)?;
-            (progress.leases_lost, progress.stalled) = (leases_lost, stalled);
+            self.restore(&initial, &mut progress)?;
             if progress.step >= last_step {
                 return Ok(progress);
             }
             let lease = acquire()?;
-            match self.run_on(&lease, last_step, &mut progress, &mut train) {
+            let fence = self.open_once(&initial, &mut progress)?;
+            match self.run_on(&lease, fence, last_step, &mut progress, &mut train) {
                 Ok(()) => return Ok(progress),
-                Err(error) if error.is_lease_lost() => (leases_lost, stalled) = (leases_lost + 1, progress.stalled),
+                Err(error) if error.is_lease_lost() => progress.leases_lost += 1,
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// The newest version, or the beginning.
-    fn restore(&self, initial: &Bytes) -> Result<TrainingProgress, TrainingError> {
-        let begin = |state, step, version| {
-            let stalled = Duration::ZERO;
-            TrainingProgress { step, durable_step: step, version, leases_lost: 0, stalled, state }
-        };
-        Ok(match self.checkpoints.load(&self.name)? {
-            None => begin(initial.clone(), 0, Version(0)),
-            Some(saved) => {
-                let state = saved.bytes().cloned().unwrap_or_default();
-                begin(state, saved.step.unwrap_or_default(), saved.version)
-            }
-        })
+    /// Opens the job, unless this process has opened it, and returns its fence.
+    fn open_once(&self, initial: &Bytes, progress: &mut TrainingProgress) -> Result<FenceEpoch, TrainingError> {
+        if let Some(fence) = self.fence() {
+            return Ok(fence);
+        }
+        let fence = self.checkpoints.open(&self.name)?;
+        // Another process may have saved until now.
+        let newest = self.checkpoints.newest(&self.name)?.map_or(Version(0), |newest| newest.version);
+        if newest != progress.version {
+            self.restore(initial, progress)?;
+        }
+        Ok(*self.fence.get_or_init(|| fence))
+    }
+
+    /// Goes back to the newest version, or to the beginning.
+    fn restore(&self, initial: &Bytes, progress: &mut TrainingProgress) -> Result<(), TrainingError> {
+        let saved = self.checkpoints.load(&self.name)?;
+        progress.state =
+            saved.as_ref().map_or_else(|| initial.clone(), |saved| saved.bytes().cloned().unwrap_or_default());
+        progress.version = saved.as_ref().map_or(Version(0), |saved| saved.version);
+        progress.step = saved.and_then(|saved| saved.step).unwrap_or_default();
+        progress.durable_step = progress.step;
+        Ok(())
     }
 
     fn run_on(
         &self,
         lease: &GpuLease,
+        fence: FenceEpoch,
         last_step: u64,
         progress: &mut TrainingProgress,
         train: &mut impl FnMut(&GpuSession, u64, &[u8]) -> Result<Vec<u8>, FabricError>,
@@ -173,6 +208,7 @@ impl TrainingLoop {
         while progress.step < last_step {
             await_active(lease)?;
             saver.check().map_err(save_error)?;
+            self.tell_failures(&saver, progress);
             let step = progress.step + 1;
             progress.state = train(&session, step, &progress.state)?.into();
             progress.step = step;
@@ -184,15 +220,42 @@ impl TrainingLoop {
                 running: begun.elapsed(),
             };
             if step == last_step || self.schedule.is_due(times) {
-                let request = SaveRequest::new(self.name.clone(), saver.version(), self.fence);
+                let request = SaveRequest::new(self.name.clone(), saver.version(), fence);
                 saver.save(request.bytes(progress.state.clone()).step(step)).map_err(save_error)?;
                 (saved_at, saved_step) = (Instant::now(), step);
             }
             progress.stalled = stalled_before + saver.stalled();
         }
         saver.finish().map_err(save_error)?;
+        self.tell_failures(&saver, progress);
         (progress.version, progress.durable_step) = (saver.version(), saver.durable_step().unwrap_or_default());
         Ok(())
+    }
+
+    /// Says it if other replicas than before do not hold the newest save.
+    fn tell_failures(&self, saver: &BackgroundSaver, progress: &mut TrainingProgress) {
+        if saver.version() == progress.version {
+            return;
+        }
+        progress.version = saver.version();
+        let replicas = |failures: &[ReplicaFailure]| -> Vec<_> {
+            failures.iter().map(|failure| failure.replica.clone()).collect()
+        };
+        if replicas(saver.failures()) != replicas(&progress.failures) {
+            (self.on_replica_failure)(saver.failures());
+        }
+        progress.failures = saver.failures().to_vec();
+    }
+}
+
+/// Tells a person which replicas fail.
+fn warn(failures: &[ReplicaFailure]) {
+    if failures.is_empty() {
+        eprintln!("all replicas hold the newest checkpoint again");
+    }
+    for failure in failures {
+        eprintln!("warning: the newest checkpoint is not on replica `{}`: {}", failure.replica, failure.reason);
+        eprintln!("hint: the training goes on; mend the replica, then `sublet checkpoint scrub` fills it");
     }
 }
 

@@ -9,8 +9,8 @@ use sublet_core::action::Action;
 use sublet_core::aside::{Aside, AsideOver};
 use sublet_core::event::{AsideRequest, Caller, EventAnswer, Refusal};
 use sublet_core::ids::LeaseId;
-use sublet_core::policy::AsideAllow;
 use sublet_core::request::Preempt;
+use sublet_core::settings::AsideAllow;
 use sublet_core::state::State;
 use sublet_core::units::{Span, Time};
 

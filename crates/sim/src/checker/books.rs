@@ -10,10 +10,10 @@ use sublet_core::event::Event;
 use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey};
 use sublet_core::loss::Loss;
 use sublet_core::method::Method;
-use sublet_core::policy::Policy;
 use sublet_core::reading::{GpuFacts, GpuUsage, Reading};
 use sublet_core::request::{GpuSelector, LeaseRequest, Term, Tier, Vram};
 use sublet_core::rows::{EndNotice, EndReason, GpuService, Phase, Rows};
+use sublet_core::settings::Policy;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// A gap between events that counts as an absence.

@@ -9,7 +9,7 @@ use sublet_core::action::Action;
 use sublet_core::event::{Caller, EventAnswer, Refusal};
 use sublet_core::ids::LeaseId;
 use sublet_core::method::Method;
-use sublet_core::parking::NotParkable;
+use sublet_core::movers::NotParkable;
 use sublet_core::units::{Span, Time};
 
 impl CheckerBooks {

@@ -10,9 +10,9 @@ use sublet_core::action::Action;
 use sublet_core::event::{Caller, Event, EventAnswer, Refusal};
 use sublet_core::ids::{Fence, LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::MoverReport;
-use sublet_core::policy::Renewal;
+use sublet_core::movers::MoverReport;
 use sublet_core::reading::Reading;
+use sublet_core::settings::Renewal;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// What the checker needs of an event after core has taken it.

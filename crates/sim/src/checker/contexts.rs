@@ -13,7 +13,7 @@ use super::park::{DISTRUST, MoveBook, MoveWay};
 use super::{Checker, Verdict, must};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::units::{Bytes, Time};
 
 /// What the driver does about the contexts of a parked lease.

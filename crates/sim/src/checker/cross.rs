@@ -5,8 +5,9 @@ use super::park::MoveWay;
 use super::{Checker, Verdict, must};
 use crate::disk::SimDisk;
 use sublet_core::State;
-use sublet_core::explain;
 use sublet_core::ids::{GpuId, LeaseId};
+use sublet_core::policy::estimates;
+use sublet_core::policy::explain;
 use sublet_core::rows::{Hold, Lease, Phase};
 use sublet_core::units::{Bytes, Time};
 
@@ -117,7 +118,7 @@ fn same_hold(hold: &Hold, held: &HeldBook) -> bool {
 /// Explaining a wait must work at any time.
 fn explained(now: Time, state: &State) {
     let _ = explain::places(state);
-    let _ = explain::estimates(state, now);
+    let _ = estimates::estimates(state, now);
     let first: Vec<LeaseId> = state.queue().iter().take(3).map(|(lease, _)| lease).collect();
     for lease in first {
         let _ = explain::ahead(state, lease);

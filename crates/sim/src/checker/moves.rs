@@ -7,7 +7,7 @@ use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::MoverReport;
+use sublet_core::movers::MoverReport;
 use sublet_core::rows::EndReason;
 use sublet_core::units::{Span, Time};
 

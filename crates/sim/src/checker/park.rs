@@ -18,10 +18,10 @@ use std::collections::BTreeMap;
 use sublet_core::action::{Action, UnparkReason};
 use sublet_core::ids::{GpuId, LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::MoverReport;
-use sublet_core::policy::Parking;
+use sublet_core::movers::MoverReport;
 use sublet_core::request::{GpuSelector, LeaseRequest, Term, Vram};
 use sublet_core::rows::ParkState;
+use sublet_core::settings::Parking;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// Readings that must agree.

@@ -5,9 +5,9 @@
 
 use super::{Verdict, must};
 use sublet_core::cost::Direction;
-use sublet_core::decide::preempt::{NotPreemptable, preemption_option};
 use sublet_core::ids::GpuId;
 use sublet_core::method::Method;
+use sublet_core::policy::preemption::{NotPreemptable, preemption_option};
 use sublet_core::rows::Lease;
 use sublet_core::state::State;
 use sublet_core::units::{Bytes, Span, Time};

@@ -3,12 +3,13 @@
 use super::{StoreInUse, ago, failure, tell_unreadable};
 use crate::args::Globals;
 use crate::failure::Failure;
-use crate::output;
-use crate::table::{Table, TextFormat, Tone};
+use crate::failure::tell_hint;
+use crate::output::{self, say};
+use crate::table::{Table, TextFormat, Tone, plain};
 use crate::text;
 use serde::Serialize;
 use std::path::PathBuf;
-use sublet::replicated::{CheckpointSummary, StoredCheckpoint, Version};
+use sublet::replicated::{CheckpointSummary, ReplicatedError, StoredCheckpoint, Version};
 use sublet_wire::{exit, size};
 
 /// What `--json` prints for a store.
@@ -23,11 +24,37 @@ struct CheckpointsJson {
 struct CheckpointRow {
     name: String,
     resource: String,
-    fence: u64,
+    /// `None` if the register's chain cannot be read.
+    fence: Option<u64>,
     /// How many versions there are.
     versions: usize,
     /// The newest one; `None` if nothing was saved.
     newest: Option<VersionRow>,
+    /// Why the register cannot be relied on for this checkpoint.
+    problem: Option<RowProblem>,
+}
+
+/// What is wrong with one checkpoint.
+#[derive(Serialize)]
+struct RowProblem {
+    code: &'static str,
+    detail: String,
+    hint: &'static str,
+}
+
+impl RowProblem {
+    /// An error of one checkpoint. A register that answers nothing is an error of the whole list.
+    fn of(error: ReplicatedError) -> Result<RowProblem, Failure> {
+        match error {
+            ReplicatedError::Register(_) => Err(failure(error)),
+            error => Ok(RowProblem { code: error.code(), detail: error.to_string(), hint: error.remedy() }),
+        }
+    }
+
+    /// What the list shows instead of the number of copies.
+    fn word(&self) -> &'static str {
+        if self.code == "register_behind" { "behind" } else { "broken" }
+    }
 }
 
 /// What `--json` prints for the versions of a checkpoint.
@@ -74,6 +101,10 @@ pub struct CopyRow {
 impl VersionRow {
     /// What is known of a version without reading it.
     pub fn of(found: &StoredCheckpoint, saved: CheckpointSummary) -> Result<Option<VersionRow>, Failure> {
+        VersionRow::look_at(found, saved).map_err(failure)
+    }
+
+    fn look_at(found: &StoredCheckpoint, saved: CheckpointSummary) -> Result<Option<VersionRow>, ReplicatedError> {
         let Some(copies) = unless_pruned(found.copies(saved.version))? else { return Ok(None) };
         let copies = copies.into_iter().map(|copy| CopyRow {
             replica: copy.replica.to_string(),
@@ -104,54 +135,82 @@ impl VersionRow {
 }
 
 /// `None` for a version that a program pruned while it was looked at.
-fn unless_pruned<T>(found: Result<T, sublet::replicated::ReplicatedError>) -> Result<Option<T>, Failure> {
+fn unless_pruned<T>(found: Result<T, ReplicatedError>) -> Result<Option<T>, ReplicatedError> {
     match found {
-        Err(error) if error.code() == "pruned" => Ok(None),
-        other => other.map(Some).map_err(failure),
+        Err(ReplicatedError::Pruned { .. }) => Ok(None),
+        other => other.map(Some),
     }
 }
 
-/// Lists the checkpoints of a store.
+/// Lists the checkpoints of a store. The exit code is 1 if the register cannot be relied on for one of them.
 pub fn checkpoints(globals: &Globals, store: &StoreInUse) -> Result<u8, Failure> {
     let mut checkpoints = Vec::new();
-    for (resource, name) in store.list()? {
+    for (resource, name) in store.list()?.into_iter().chain(store.list_unknown()?) {
         let found = store.store.stored(&resource, &name).map_err(failure)?;
-        let mut versions = found.versions().map_err(failure)?;
-        let count = versions.len();
-        let newest = versions.pop().map(|newest| VersionRow::of(&found, newest)).transpose()?.flatten();
-        let fence = found.fence().map_err(failure)?.0;
-        let (name, resource) = (name.to_string(), resource.to_string());
-        checkpoints.push(CheckpointRow { name, resource, fence, versions: count, newest });
-        if checkpoints.len() == 1 {
+        if checkpoints.is_empty() {
             tell_unreadable(&found);
         }
+        checkpoints.push(CheckpointRow::of(&found)?);
     }
+    let code = if checkpoints.iter().all(|row| row.problem.is_none()) { exit::OK } else { exit::FAILURE };
     if globals.json {
         output::json(&CheckpointsJson { store: store.path.clone(), checkpoints })?;
     } else if checkpoints.is_empty() {
         eprintln!("no checkpoints in {}", store.path.display());
     } else {
         output::print(&checkpoints_text(&checkpoints, TextFormat::of_stdout()))?;
+        tell_problems(&checkpoints);
     }
-    Ok(exit::OK)
+    Ok(code)
 }
 
-/// Lists the versions of a checkpoint.
+impl CheckpointRow {
+    fn of(found: &StoredCheckpoint) -> Result<CheckpointRow, Failure> {
+        let (name, resource) = (found.name().to_string(), found.resource().to_string());
+        let mut row = CheckpointRow { name, resource, fence: None, versions: 0, newest: None, problem: None };
+        row.problem = row.fill(found).err().map(RowProblem::of).transpose()?;
+        Ok(row)
+    }
+
+    /// Fills in what the register and the replicas say, as far as that can be read.
+    fn fill(&mut self, found: &StoredCheckpoint) -> Result<(), ReplicatedError> {
+        let mut versions = found.versions()?;
+        self.versions = versions.len();
+        self.fence = Some(found.fence()?.0);
+        self.newest = versions.pop().map(|newest| VersionRow::look_at(found, newest)).transpose()?.flatten();
+        found.check_register()
+    }
+}
+
+/// Says what is wrong with checkpoints, and once what to do about each kind.
+fn tell_problems(checkpoints: &[CheckpointRow]) {
+    let mut hints: Vec<&str> = Vec::new();
+    for (row, problem) in checkpoints.iter().filter_map(|row| Some((row, row.problem.as_ref()?))) {
+        say!("`{}`: {}", plain(&row.name), plain(&problem.detail));
+        if !hints.contains(&problem.hint) {
+            hints.push(problem.hint);
+        }
+    }
+    hints.into_iter().for_each(tell_hint);
+}
+
+/// Lists the versions of a checkpoint. The exit code is 1 if a replica holds newer ones than the register knows.
 pub fn versions(globals: &Globals, found: &StoredCheckpoint) -> Result<u8, Failure> {
     let mut versions = Vec::new();
     for saved in found.versions().map_err(failure)? {
         versions.extend(VersionRow::of(found, saved)?);
     }
     tell_unreadable(found);
+    let checked = found.check_register().map_err(failure);
     if globals.json {
         let (name, resource) = (found.name().to_string(), found.resource().to_string());
         output::json(&VersionsJson { name, resource, fence: found.fence().map_err(failure)?.0, versions })?;
-    } else if versions.is_empty() {
-        eprintln!("nothing was saved yet");
-    } else {
+    } else if !versions.is_empty() {
         output::print(&versions_text(&versions, TextFormat::of_stdout()))?;
+    } else if checked.is_ok() {
+        eprintln!("nothing was saved yet");
     }
-    Ok(exit::OK)
+    checked.map(|()| exit::OK)
 }
 
 fn checkpoints_text(checkpoints: &[CheckpointRow], format: TextFormat) -> String {
@@ -159,7 +218,11 @@ fn checkpoints_text(checkpoints: &[CheckpointRow], format: TextFormat) -> String
     let mut table = Table::new(&headers).drops(&["FENCE", "KEPT"]);
     for row in checkpoints {
         let newest = row.newest.as_ref();
-        let (copies, tone) = newest.map_or_else(|| (text::NONE.into(), Tone::Plain), VersionRow::copies_of_all);
+        let (copies, tone) = match (&row.problem, newest) {
+            (Some(problem), _) => (problem.word().to_owned(), Tone::Wrong),
+            (None, Some(newest)) => newest.copies_of_all(),
+            (None, None) => (text::NONE.into(), Tone::Plain),
+        };
         table.row([
             row.name.clone(),
             number(newest.and_then(|newest| newest.step)),
@@ -168,7 +231,7 @@ fn checkpoints_text(checkpoints: &[CheckpointRow], format: TextFormat) -> String
             copies,
             ago(newest.and_then(|newest| newest.saved_unix_s)),
             row.versions.to_string(),
-            row.fence.to_string(),
+            number(row.fence),
             row.resource.clone(),
         ]);
         table.set_tone("COPIES", tone);
@@ -228,9 +291,10 @@ mod tests {
         let rows = names.map(|name| CheckpointRow {
             name: name.into(),
             resource: "training-checkpoints".into(),
-            fence: (1 << 32) + 1,
+            fence: Some((1 << 32) + 1),
             versions: 2,
             newest: (name != "model").then(|| version(123_456, Some("it holds no copy"))),
+            problem: None,
         });
         expect![[r#"
             NAME                 STEP  VERSION   SIZE  COPIES  SAVED  KEPT  RESOURCE

@@ -2,7 +2,7 @@
 
 use super::{check_with, process, told};
 use crate::ids::GpuId;
-use crate::policy::{Parking, Policy};
+use crate::settings::{Parking, Policy};
 use crate::units::{Bytes, Span};
 use crate::unleased::EnforcementTimes;
 use expect_test::{Expect, expect};

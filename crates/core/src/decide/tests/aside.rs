@@ -2,9 +2,9 @@
 
 use super::preempt::{check, house};
 use super::{check_with, told};
-use crate::explain;
 use crate::ids::LeaseId;
-use crate::policy::{AsideAllow, AsideRule, Parking, Policy};
+use crate::policy::estimates;
+use crate::settings::{AsideAllow, AsideRule, Parking, Policy};
 use crate::units::{Bytes, Span};
 use expect_test::expect;
 
@@ -386,6 +386,6 @@ fn waiters_of_other_gpus_have_an_estimate_behind_one_whose_gpu_steps_aside() {
          4s  ask cat 20G on=1",
         house(),
     );
-    let estimates = explain::estimates(&told.state, told.now);
+    let estimates = estimates::estimates(&told.state, told.now);
     assert!(!estimates.contains_key(&LeaseId(2)) && estimates.contains_key(&LeaseId(3)), "{estimates:?}");
 }

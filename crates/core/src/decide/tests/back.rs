@@ -2,7 +2,7 @@
 
 use super::check_with;
 use super::park::{BEGIN, check, house};
-use crate::policy::{Caps, Policy};
+use crate::settings::{Caps, Policy};
 use crate::units::Bytes;
 use expect_test::expect;
 

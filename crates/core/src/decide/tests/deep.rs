@@ -2,7 +2,7 @@
 
 use super::check_with;
 use super::park::{BEGIN, house};
-use crate::policy::{Parking, Policy};
+use crate::settings::{Parking, Policy};
 use crate::units::Span;
 use expect_test::{Expect, expect};
 

@@ -3,7 +3,7 @@
 use super::preempt::{check, house};
 use super::{check_with, process, told};
 use crate::ids::{GpuId, LeaseId};
-use crate::parking::{self, RestoreObstacle};
+use crate::movers::RestoreObstacle;
 use crate::rows::{Lease, Phase};
 use expect_test::expect;
 
@@ -556,7 +556,7 @@ fn whom_the_driver_could_not_take_waits_for_the_stranger_on_its_card_and_it_is_k
         let teller = told(&format!("{refused}{then}"), house());
         let row = teller.state.lease(LeaseId(1)).expect("it is held");
         assert!(matches!(row.phase, Phase::Resuming(..)), "{row:?}");
-        parking::restore_obstacle(&teller.state, row)
+        crate::policy::restore_room::restore_obstacle(&teller.state, row)
     };
     assert_eq!(held_back("6s  card 0 stray=1G"), Some(RestoreObstacle::Unleased(GpuId(0), 1)));
     assert_eq!(held_back("6s  card 0 unreadable"), Some(RestoreObstacle::Unreadable(GpuId(0))));

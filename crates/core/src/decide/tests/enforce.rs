@@ -1,7 +1,7 @@
 //! Strangers: found, adopted, warned, ended; and all who are left alone.
 
 use super::{check, check_with, told};
-use crate::policy::Policy;
+use crate::settings::Policy;
 use crate::units::Span;
 use crate::unleased::{EnforcementTimes, UnleasedId};
 use expect_test::expect;

@@ -2,8 +2,8 @@
 
 use super::preempt::house;
 use super::told;
-use crate::expected_starts::{ExpectedStart, expected};
-use crate::policy::{Parking, Policy};
+use crate::policy::expected_starts::{ExpectedStart, expected};
+use crate::settings::{Parking, Policy};
 use crate::units::Bytes;
 
 /// Seconds from the end of a story until a lease is expected to start.

@@ -1,7 +1,7 @@
 //! Stories of fairness: debts, turns, claims that are not moved, offers, quotas.
 
 use super::{check, check_with};
-use crate::policy::{Caps, Policy};
+use crate::settings::{Caps, Policy};
 use crate::units::{Bytes, Span};
 use expect_test::expect;
 

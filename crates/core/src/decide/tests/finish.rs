@@ -2,8 +2,8 @@
 
 use super::preempt::house;
 use super::told;
-use crate::explain::{Bound, bound};
-use crate::policy::Policy;
+use crate::policy::explain::{Bound, bound};
+use crate::settings::Policy;
 use crate::units::Span;
 
 /// Slices of ten seconds.

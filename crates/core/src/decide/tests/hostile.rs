@@ -1,10 +1,10 @@
 //! Stories of people who want more than their part, and of what they must not get.
 
 use super::*;
-use crate::explain::{Bound, NoBound, bound};
-use crate::policy::Caps;
-use crate::quota::TenantLoad;
+use crate::policy::explain::{Bound, NoBound, bound};
 use crate::rows::Phase;
+use crate::settings::Caps;
+use crate::state::ledger::TenantLoad;
 
 struct House {
     teller: Teller,

@@ -1,7 +1,7 @@
 //! Strangers that are parked in place of being ended, and those that cannot be.
 
 use super::check_with;
-use crate::policy::{Parking, Policy};
+use crate::settings::{Parking, Policy};
 use crate::units::{Bytes, Span};
 use crate::unleased::EnforcementTimes;
 use expect_test::expect;

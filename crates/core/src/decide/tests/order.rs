@@ -1,7 +1,7 @@
 //! Stories of the queue: who is served, who claims, who is held by its own caps.
 
 use super::{check, check_with};
-use crate::policy::{Caps, Policy};
+use crate::settings::{Caps, Policy};
 use crate::units::Bytes;
 use expect_test::expect;
 

@@ -1,7 +1,7 @@
 //! Stories of holders that leave their cards and come back.
 
 use super::check_with;
-use crate::policy::{Parking, Policy};
+use crate::settings::{Parking, Policy};
 use crate::units::{Bytes, Span};
 use expect_test::{Expect, expect};
 

@@ -1,9 +1,9 @@
 //! Stories of room that is made for who waits.
 
-use super::super::preempt::{RoomPlan, room_plan};
 use super::{check_with, told};
 use crate::ids::LeaseId;
-use crate::policy::{Caps, Parking, Policy};
+use crate::policy::room_plan::{RoomPlan, room_plan};
+use crate::settings::{Caps, Parking, Policy};
 use crate::units::Bytes;
 use expect_test::{Expect, expect};
 

@@ -1,7 +1,7 @@
 //! Stories of time: renewal, expiry, the hold cap, grace, restarts.
 
 use super::{check, check_with};
-use crate::policy::Policy;
+use crate::settings::Policy;
 use crate::units::Span;
 use expect_test::expect;
 

@@ -1,0 +1,22 @@
+//! Plain types and their arithmetic: what the other layers decide about.
+//!
+//! Deliberately absent: the state, and every question that needs more than one of these values to answer.
+
+pub mod aside;
+pub mod audit;
+pub mod cost;
+pub mod durations;
+pub mod ids;
+pub mod lateness;
+pub mod loss;
+pub mod method;
+pub mod movers;
+pub mod quota;
+pub mod reading;
+pub mod request;
+pub mod restrictions;
+pub mod settings;
+pub(crate) mod signals;
+pub mod token;
+pub mod units;
+pub mod unleased;
