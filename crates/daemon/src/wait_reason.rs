@@ -105,7 +105,7 @@ impl View<'_> {
         }
         let found = state.gpus().map(|card| (card, explain::obstacle(state, lease, card, self.now)));
         let found = found.filter(|(_, obstacle)| *obstacle != WaitReason::Claimed);
-        // What could change soonest says most.
+        // The obstacle that could change first is told.
         let first = found.min_by_key(|(card, obstacle)| (weight(obstacle), missing(obstacle), self.index(*card)));
         let text = first.and_then(|(card, obstacle)| self.obstacle(by, lease, card, &obstacle));
         let text = match self.lacking_space(lease, place) {
@@ -125,8 +125,8 @@ impl View<'_> {
         }
     }
 
-    /// That only parking space keeps other leases from leaving for this one; `None` if that is not so, or not known so far
-    /// back in the queue.
+    /// That only parking space keeps other leases from leaving for this one; `None` if that is not so, or not known so
+    /// far back in the queue.
     pub(crate) fn lacking_space(&self, lease: &Lease, place: usize) -> Option<String> {
         if place > PLANNED_MAX {
             return None;

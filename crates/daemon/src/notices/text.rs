@@ -10,9 +10,9 @@ use sublet_core::units::Time;
 use sublet_core::unleased::{NextStep, UnleasedProcess};
 use sublet_wire::{Lease, LeaseState, ParkMethod, size, span};
 
-/// Of a program's name so many characters are shown.
+/// How many characters of a program's name are shown.
 const NAME_MAX: usize = 32;
-/// The kernel keeps so many bytes of a process's name.
+/// How many bytes the kernel keeps of a process's name.
 const KERNEL_NAME_MAX: usize = 15;
 
 /// `GPU 0`, `GPUs 0 and 1`, `GPUs 0, 1 and 2`.
