@@ -29,6 +29,7 @@ mod gpu_protocol;
 mod gpu_thread;
 mod headroom;
 mod hint_thread;
+mod mailbox;
 pub mod process;
 pub mod process_signals;
 mod process_thread;

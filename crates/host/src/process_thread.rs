@@ -6,18 +6,18 @@
 use crate::HostReport;
 use crate::audit::AncestorHistory;
 use crate::exits::ExitWatcher;
+use crate::mailbox::{Mailbox, MailboxSender};
 use crate::process;
 use crate::proof::Grant;
 use crate::roster::Roster;
 use crate::shims::{self, ShimHub};
 use crate::unleased_monitor::UnleasedMonitorInbox;
-use crate::wake::WakeEvent;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::reading::{GpuReading, Reading, Resident};
@@ -70,9 +70,7 @@ pub(crate) enum ProcessMessage {
 /// The queue of the process thread. Never blocks.
 #[derive(Clone)]
 pub(crate) struct ProcessThreadInbox {
-    queue: mpsc::Sender<ProcessMessage>,
-    wake: Arc<WakeEvent>,
-    readings_waiting: Arc<AtomicUsize>,
+    mailbox: MailboxSender<ProcessMessage>,
     watching: Arc<AtomicBool>,
 }
 
@@ -83,23 +81,17 @@ impl ProcessThreadInbox {
     }
 
     pub(crate) fn send(&self, message: ProcessMessage) {
-        if matches!(message, ProcessMessage::GpuRead { .. })
-            && self.readings_waiting.fetch_add(1, Ordering::AcqRel) >= READINGS_WAITING_MAX
-        {
-            self.readings_waiting.fetch_sub(1, Ordering::AcqRel);
-            return;
+        // The next reading shows what a dropped one would have shown.
+        match message {
+            ProcessMessage::GpuRead { .. } => self.mailbox.send_droppable(message, READINGS_WAITING_MAX),
+            message => self.mailbox.send(message),
         }
-        // Fails only when the thread has ended, and then the message does not matter.
-        let _ = self.queue.send(message);
-        self.wake.notify();
     }
 }
 
 pub(crate) struct ProcessThread {
     roster: Roster,
-    queue: mpsc::Receiver<ProcessMessage>,
-    wake: Arc<WakeEvent>,
-    readings_waiting: Arc<AtomicUsize>,
+    mailbox: Mailbox<ProcessMessage>,
     watching: Arc<AtomicBool>,
     period: Duration,
     refresh_at: Instant,
@@ -124,21 +116,12 @@ impl ProcessThread {
         period: Duration,
         sink: Box<dyn Fn(HostReport) + Send + Sync>,
     ) -> io::Result<(ProcessThread, ProcessThreadInbox)> {
-        let (sender, queue) = mpsc::channel();
-        let wake = Arc::new(WakeEvent::new()?);
-        let readings_waiting = Arc::new(AtomicUsize::new(0));
+        let (sender, mailbox) = Mailbox::new()?;
         let watching = Arc::new(AtomicBool::new(false));
-        let inbox = ProcessThreadInbox {
-            queue: sender,
-            wake: Arc::clone(&wake),
-            readings_waiting: Arc::clone(&readings_waiting),
-            watching: Arc::clone(&watching),
-        };
+        let inbox = ProcessThreadInbox { mailbox: sender, watching: Arc::clone(&watching) };
         let process_thread = ProcessThread {
-            roster: Roster::new(ExitWatcher::new(&wake)?),
-            queue,
-            wake,
-            readings_waiting,
+            roster: Roster::new(ExitWatcher::new(mailbox.wake())?),
+            mailbox,
             watching,
             period,
             refresh_at: Instant::now(),
@@ -177,7 +160,7 @@ impl ProcessThread {
                 false => self.refresh_at.saturating_duration_since(Instant::now()),
             };
             let Ok(ended) = self.roster.exits().wait((!idle).then_some(timeout)) else { return };
-            self.wake.clear();
+            self.mailbox.wake().clear();
             // First, so that no end is reported of a lease that was forgotten before it.
             if !self.handle_messages() {
                 return;
@@ -213,7 +196,7 @@ impl ProcessThread {
 
     /// Returns false when the thread must stop.
     pub(crate) fn handle_messages(&mut self) -> bool {
-        while let Ok(message) = self.queue.try_recv() {
+        while let Some(message) = self.mailbox.next() {
             match message {
                 ProcessMessage::Watch { lease, uid, roots, grant } => self.begin_watch(lease, uid, roots, grant),
                 ProcessMessage::Granted { lease, grant } => {
@@ -224,16 +207,13 @@ impl ProcessThread {
                     self.new_watches.extend(self.roster.end_watch(lease));
                     self.new_watches.remove(&lease);
                 }
-                ProcessMessage::GpuRead { uuid, observation, busy } => {
-                    self.readings_waiting.fetch_sub(1, Ordering::AcqRel);
-                    match &mut self.early_readings {
-                        Some(early_readings) => drop(early_readings.insert(uuid, (observation, busy))),
-                        None => {
-                            self.sweep_for_new_watches();
-                            self.pass_on_reading(uuid, observation, &busy);
-                        }
+                ProcessMessage::GpuRead { uuid, observation, busy } => match &mut self.early_readings {
+                    Some(early_readings) => drop(early_readings.insert(uuid, (observation, busy))),
+                    None => {
+                        self.sweep_for_new_watches();
+                        self.pass_on_reading(uuid, observation, &busy);
                     }
-                }
+                },
                 ProcessMessage::AllLeasesWatched => {
                     self.sweep_for_new_watches();
                     for (uuid, (observation, busy)) in self.early_readings.take().into_iter().flatten() {

@@ -11,16 +11,15 @@ use crate::HostReport;
 use crate::audit::{self, AncestorHistory, GpuDeviceFiles, PidfdRegistry, SignalRefusal};
 use crate::exits::{ExitWatch, ExitWatcher};
 use crate::gpu_thread::{self, reap, with_cause};
+use crate::mailbox::{Mailbox, MailboxSender};
 use crate::process::{self, Uids};
 use crate::process_thread::{ProcessMessage, ProcessThreadInbox};
 use crate::soft::SoftPlace;
-use crate::wake::WakeEvent;
 use crate::worker::MeasuredContext;
 use crate::worker_link::WorkerLink;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use sublet_core::audit::Through;
 use sublet_core::ids::ProcKey;
@@ -73,10 +72,7 @@ enum MonitorMessage {
 /// The queue of the thread. Never blocks.
 #[derive(Clone)]
 pub(crate) struct UnleasedMonitorInbox {
-    queue: mpsc::Sender<MonitorMessage>,
-    wake: Arc<WakeEvent>,
-    /// Unread messages that are repeated with the next reading.
-    unread: Arc<AtomicUsize>,
+    mailbox: MailboxSender<MonitorMessage>,
     pending: PendingSignals,
 }
 
@@ -95,17 +91,11 @@ impl PendingSignals {
 impl UnleasedMonitorInbox {
     /// Drops the message if too many wait: it is repeated anyway, and an audit can take as long as its process wants.
     fn send_if_room(&self, message: MonitorMessage) {
-        if self.unread.fetch_add(1, Ordering::AcqRel) >= UNREAD_MAX {
-            self.unread.fetch_sub(1, Ordering::AcqRel);
-            return;
-        }
-        self.send(message);
+        self.mailbox.send_droppable(message, UNREAD_MAX);
     }
 
     fn send(&self, message: MonitorMessage) {
-        // Fails only when the thread has ended, and then the message does not matter.
-        let _ = self.queue.send(message);
-        self.wake.notify();
+        self.mailbox.send(message);
     }
 
     /// These are on a GPU, and belong to no holder there.
@@ -178,8 +168,7 @@ struct OrphanedMemory {
 }
 
 pub(crate) struct UnleasedMonitor {
-    queue: mpsc::Receiver<MonitorMessage>,
-    wake: Arc<WakeEvent>,
+    mailbox: Mailbox<MonitorMessage>,
     exits: ExitWatcher,
     registry: PidfdRegistry,
     devices: GpuDeviceFiles,
@@ -190,7 +179,6 @@ pub(crate) struct UnleasedMonitor {
     process_thread: ProcessThreadInbox,
     gpu_thread: Arc<gpu_thread::GpuThreadHandle>,
     pid_test: PidTest,
-    unread: Arc<AtomicUsize>,
     pending: PendingSignals,
     ancestors: AncestorHistory,
 }
@@ -201,21 +189,13 @@ impl UnleasedMonitor {
         gpu_thread: Arc<gpu_thread::GpuThreadHandle>,
         pid_test: PidTest,
     ) -> std::io::Result<(UnleasedMonitor, UnleasedMonitorInbox)> {
-        let (sender, queue) = mpsc::channel();
-        let wake = Arc::new(WakeEvent::new()?);
-        let unread = Arc::new(AtomicUsize::new(0));
+        let (sender, mailbox) = Mailbox::new()?;
         let pending = PendingSignals::default();
-        let inbox = UnleasedMonitorInbox {
-            queue: sender,
-            wake: Arc::clone(&wake),
-            unread: Arc::clone(&unread),
-            pending: pending.clone(),
-        };
+        let inbox = UnleasedMonitorInbox { mailbox: sender, pending: pending.clone() };
         let devices = GpuDeviceFiles::new(pid_test.soft.as_ref().map(|soft| soft.state.clone()));
         let unleased_monitor = UnleasedMonitor {
-            queue,
-            exits: ExitWatcher::new(&wake)?,
-            wake,
+            exits: ExitWatcher::new(mailbox.wake())?,
+            mailbox,
             registry: PidfdRegistry::new(devices.clone()),
             devices,
             monitored: BTreeMap::new(),
@@ -224,7 +204,6 @@ impl UnleasedMonitor {
             process_thread,
             gpu_thread,
             pid_test,
-            unread,
             pending,
             ancestors: AncestorHistory::default(),
         };
@@ -238,7 +217,7 @@ impl UnleasedMonitor {
     pub(crate) fn run(mut self) {
         loop {
             let Ok(ended) = self.exits.wait(self.time_to_next()) else { return };
-            self.wake.clear();
+            self.mailbox.wake().clear();
             if !self.handle_messages() {
                 return;
             }
@@ -259,18 +238,15 @@ impl UnleasedMonitor {
 
     /// Returns false when the thread must stop.
     fn handle_messages(&mut self) -> bool {
-        while let Ok(message) = self.queue.try_recv() {
+        while let Some(message) = self.mailbox.next() {
             match message {
                 MonitorMessage::Present(processes) => {
-                    self.unread.fetch_sub(1, Ordering::AcqRel);
                     self.note_present(processes);
                 }
                 MonitorMessage::Audit(process) => {
-                    self.unread.fetch_sub(1, Ordering::AcqRel);
                     self.queue_audit(process);
                 }
                 MonitorMessage::Orphaned { dead, on_gpus } => {
-                    self.unread.fetch_sub(1, Ordering::AcqRel);
                     self.note_orphaned(dead, &on_gpus);
                 }
                 MonitorMessage::SendSignals { stranger, signal, of, processes, spared } => {

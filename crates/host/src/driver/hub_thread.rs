@@ -10,13 +10,14 @@ use super::worker_client::{DriverWorkerClient, WorkerFault};
 use super::{DriverHubMessage, DriverPlacement, DriverSettings, DriverTarget};
 use crate::gpu_thread;
 use crate::headroom::{Booker, Bookings, MemoryCgroup, NoRoom};
+use crate::mailbox::Mailbox;
 use crate::process;
 use crate::process_thread::{ProcessMessage, ProcessThreadInbox};
 use crate::report::HostReport;
 use crate::wake::{WakeEvent, wait_readable};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::movers::MoverReport;
@@ -50,8 +51,7 @@ pub(super) struct DriverInspection {
 pub(super) struct DriverHubThread {
     pub(super) settings: DriverSettings,
     pub(super) worker: DriverWorkerClient,
-    pub(super) inbox: mpsc::Receiver<DriverHubMessage>,
-    pub(super) wake: Arc<WakeEvent>,
+    pub(super) mailbox: Mailbox<DriverHubMessage>,
     pub(super) stop: Arc<WakeEvent>,
     pub(super) process_thread: ProcessThreadInbox,
     pub(super) gpu_thread: Arc<gpu_thread::GpuThreadHandle>,
@@ -66,7 +66,7 @@ pub(super) struct DriverHubThread {
 impl DriverHubThread {
     pub(super) fn run(mut self) {
         while self.wait() {
-            self.wake.clear();
+            self.mailbox.wake().clear();
             self.handle_messages();
             self.run_all_steps();
             self.report_blocked_calls();
@@ -78,7 +78,7 @@ impl DriverHubThread {
     fn wait(&self) -> bool {
         let waits = self.inspections.values().any(|inspection| inspection.found.is_none());
         let pause = if self.holders.is_empty() && !waits { IDLE } else { TICK };
-        let ready = wait_readable([self.stop.as_fd(), self.wake.as_fd()], Instant::now() + pause);
+        let ready = wait_readable([self.stop.as_fd(), self.mailbox.wake().as_fd()], Instant::now() + pause);
         matches!(ready, Ok([false, _]))
     }
 
@@ -95,7 +95,7 @@ impl DriverHubThread {
     }
 
     fn handle_messages(&mut self) {
-        while let Ok(message) = self.inbox.try_recv() {
+        while let Some(message) = self.mailbox.next() {
             match message {
                 DriverHubMessage::SetTarget(DriverTarget { lease, uid, placement, processes }) => {
                     let now = Instant::now();

@@ -24,6 +24,7 @@ mod worker_client;
 
 use crate::gpu_thread;
 use crate::headroom::Bookings;
+use crate::mailbox::{Mailbox, MailboxSender};
 use crate::process_thread::ProcessThreadInbox;
 use crate::soft::SoftPlace;
 use crate::wake::WakeEvent;
@@ -31,7 +32,7 @@ use hub_thread::DriverHubThread;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
 use worker_client::DriverWorkerClient;
@@ -112,8 +113,7 @@ enum DriverHubMessage {
 /// A handle to the hub. Never blocks.
 #[derive(Clone)]
 pub(crate) struct DriverHub {
-    messages: mpsc::Sender<DriverHubMessage>,
-    wake: Arc<WakeEvent>,
+    mailbox: MailboxSender<DriverHubMessage>,
     stop: Arc<WakeEvent>,
 }
 
@@ -127,14 +127,13 @@ impl DriverHub {
         gpu_thread: Arc<gpu_thread::GpuThreadHandle>,
         bookings: Bookings,
     ) -> io::Result<(DriverHub, impl FnOnce() + Send + 'static)> {
-        let (wake, stop) = (Arc::new(WakeEvent::new()?), Arc::new(WakeEvent::new()?));
-        let (messages, inbox) = mpsc::channel();
+        let stop = Arc::new(WakeEvent::new()?);
+        let (sender, mailbox) = Mailbox::new()?;
         let worker = DriverWorkerClient::new(settings.clone(), exe, soft, Arc::clone(&stop));
         let work = DriverHubThread {
             settings,
             worker,
-            inbox,
-            wake: Arc::clone(&wake),
+            mailbox,
             stop: Arc::clone(&stop),
             process_thread,
             gpu_thread,
@@ -143,13 +142,11 @@ impl DriverHub {
             inspections: BTreeMap::new(),
             calls_read_at: Instant::now(),
         };
-        Ok((DriverHub { messages, wake, stop }, move || work.run()))
+        Ok((DriverHub { mailbox: sender, stop }, move || work.run()))
     }
 
     fn send(&self, message: DriverHubMessage) {
-        // Fails only when the thread has ended, and then the message does not matter.
-        let _ = self.messages.send(message);
-        self.wake.notify();
+        self.mailbox.send(message);
     }
 
     pub(crate) fn set_target(&self, target: DriverTarget) {

@@ -20,10 +20,10 @@ pub use sublet_shim_wire::shim_socket_path;
 
 use crate::gpu_thread;
 use crate::headroom::{Booker, Bookings};
+use crate::mailbox::{Mailbox, MailboxSender};
 use crate::process;
 use crate::process_thread::{ProcessMessage, ProcessThreadInbox};
 use crate::report::{ActivityCounts, HostReport};
-use crate::wake::WakeEvent;
 use connection::{ReceivedPacket, ShimConnection, ShimListener};
 use outgrown::OutgrownBooking;
 use page::PageFile;
@@ -35,8 +35,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::movers::MoverReport;
@@ -147,19 +147,10 @@ enum ShimHubMessage {
 /// A handle to the hub. Never blocks.
 #[derive(Clone)]
 pub(crate) struct ShimHub {
-    messages: mpsc::Sender<ShimHubMessage>,
-    wake: Arc<WakeEvent>,
-    counters: Arc<HubCounters>,
-    stock: ParkFileStock,
-}
-
-/// Counters shared by both sides of the hub.
-#[derive(Default)]
-struct HubCounters {
+    mailbox: MailboxSender<ShimHubMessage>,
     /// Connected programs.
-    programs: AtomicUsize,
-    /// Messages sent since they were last read.
-    unread: AtomicUsize,
+    programs: Arc<AtomicUsize>,
+    stock: ParkFileStock,
 }
 
 impl ShimHub {
@@ -176,18 +167,16 @@ impl ShimHub {
             settings.leave_available,
             bookings.clone(),
         )?;
-        let wake = Arc::new(WakeEvent::new()?);
-        let (messages, inbox) = mpsc::channel();
-        let counters = Arc::new(HubCounters::default());
+        let (sender, mailbox) = Mailbox::new()?;
+        let programs = Arc::new(AtomicUsize::new(0));
         let work = ShimHubThread {
             listener,
-            inbox,
-            wake: Arc::clone(&wake),
-            counters: Arc::clone(&counters),
+            filler: ParkMemoryFiller::start(Arc::clone(mailbox.wake()))?,
+            mailbox,
+            program_count: Arc::clone(&programs),
             process_thread,
             gpu_thread,
             stock: stock.clone(),
-            filler: ParkMemoryFiller::start(Arc::clone(&wake))?,
             bookings,
             parking_space: settings.parking_space,
             booked: 0,
@@ -208,7 +197,7 @@ impl ShimHub {
             filling.stop();
             let _ = std::fs::remove_file(socket);
         };
-        Ok((ShimHub { messages, wake, counters, stock }, run))
+        Ok((ShimHub { mailbox: sender, programs, stock }, run))
     }
 
     /// Sends a message. While no program is connected the thread is not woken for it: a new connection is counted
@@ -221,11 +210,9 @@ impl ShimHub {
                 | ShimHubMessage::SetBooked(_)
                 | ShimHubMessage::AcceptConnections
         );
-        // Fails only when the thread has ended, and then the message does not matter.
-        let _ = self.messages.send(message);
-        let unread = self.counters.unread.fetch_add(1, Ordering::SeqCst) + 1;
-        if urgent || unread >= UNREAD_MAX || self.counters.programs.load(Ordering::SeqCst) > 0 {
-            self.wake.notify();
+        let unread = self.mailbox.send_quietly(message);
+        if urgent || unread >= UNREAD_MAX || self.programs.load(Ordering::SeqCst) > 0 {
+            self.mailbox.wake();
         }
     }
 
@@ -308,9 +295,9 @@ struct ConnectedProgram {
 
 struct ShimHubThread {
     listener: ShimListener,
-    inbox: mpsc::Receiver<ShimHubMessage>,
-    wake: Arc<WakeEvent>,
-    counters: Arc<HubCounters>,
+    mailbox: Mailbox<ShimHubMessage>,
+    /// Connected programs, for the senders.
+    program_count: Arc<AtomicUsize>,
     process_thread: ProcessThreadInbox,
     gpu_thread: Arc<gpu_thread::GpuThreadHandle>,
     stock: ParkFileStock,
@@ -338,7 +325,7 @@ impl ShimHubThread {
     fn run(mut self) {
         loop {
             let ready = self.wait();
-            self.wake.clear();
+            self.mailbox.wake().clear();
             if !self.handle_messages() {
                 return;
             }
@@ -362,7 +349,7 @@ impl ShimHubThread {
     }
 
     fn store_program_count(&self) {
-        self.counters.programs.store(self.programs.len(), Ordering::SeqCst);
+        self.program_count.store(self.programs.len(), Ordering::SeqCst);
     }
 
     /// Waits for an event; returns the connections on which something arrived.
@@ -372,7 +359,7 @@ impl ShimHubThread {
         // Without a connection nothing needs to be read.
         let pause = if self.programs.is_empty() { Duration::from_secs(60) } else { pause };
         let listening = if self.is_accepting { PollFlags::IN } else { PollFlags::empty() };
-        let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN), PollFd::new(&self.listener, listening)];
+        let mut fds = vec![PollFd::new(&**self.mailbox.wake(), PollFlags::IN), PollFd::new(&self.listener, listening)];
         let programs =
             self.programs.values().map(|program| PollFd::from_borrowed_fd(program.connection.as_fd(), PollFlags::IN));
         fds.extend(programs);
@@ -386,8 +373,7 @@ impl ShimHubThread {
 
     /// Returns false when the thread must stop.
     fn handle_messages(&mut self) -> bool {
-        self.counters.unread.store(0, Ordering::SeqCst);
-        while let Ok(message) = self.inbox.try_recv() {
+        while let Some(message) = self.mailbox.next() {
             match message {
                 ShimHubMessage::SetTarget(target) => self.apply_target(target),
                 ShimHubMessage::Forget(lease) => drop(self.holders.remove(&lease)),
