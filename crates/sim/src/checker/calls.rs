@@ -28,7 +28,7 @@ pub enum EventCause {
         place: bool,
     },
     /// A call about a lease.
-    LeaseCall(CallKind, LeaseId, ExpectedAnswer),
+    LeaseCall(LeaseCallKind, LeaseId, ExpectedAnswer),
     /// A waiter or an exceeded lease accepts another size.
     Accepted(LeaseId, Bytes, u16, Option<Refusal>),
     /// A GPU was drained or cleared, with the answer that is right.
@@ -52,9 +52,9 @@ pub enum EventCause {
     /// A hint that a parked lease is used, and whether it counts.
     Hinted(LeaseId, bool),
     /// A program of a lease reported something.
-    Reported(LeaseId, CallKind),
+    Reported(LeaseId, LeaseCallKind),
     /// The wrapper of a lease reported something.
-    Hooked(LeaseId, CallKind),
+    Hooked(LeaseId, LeaseCallKind),
     /// The wrapper of a lease with a hook is not among its processes.
     Unwrapped(LeaseId),
     /// An event about unleased processes.
@@ -67,7 +67,7 @@ pub enum EventCause {
 
 /// What a call or a report says about a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallKind {
+pub enum LeaseCallKind {
     /// It is renewed.
     Renew,
     /// A process is bound to it.
@@ -114,9 +114,11 @@ impl CheckerBooks {
             Event::Asked { by, .. } => {
                 EventCause::Asked { tenant: by.tenant.clone(), place: self.has_place(&by.tenant) }
             }
-            Event::Renewed { by, lease, epoch } => self.expect_call(now, by, CallKind::Renew, *lease, Some(*epoch)),
+            Event::Renewed { by, lease, epoch } => {
+                self.expect_call(now, by, LeaseCallKind::Renew, *lease, Some(*epoch))
+            }
             Event::Bound { by, lease, epoch, process } => {
-                match self.expect_call(now, by, CallKind::Bind, *lease, Some(*epoch)) {
+                match self.expect_call(now, by, LeaseCallKind::Bind, *lease, Some(*epoch)) {
                     EventCause::LeaseCall(kind, lease, ExpectedAnswer::Yes(_)) => {
                         EventCause::LeaseCall(kind, lease, self.expect_bind(by, lease, process))
                     }
@@ -128,7 +130,7 @@ impl CheckerBooks {
                 self.expect_call(
                     now,
                     by,
-                    if own { CallKind::Release } else { CallKind::RevokeByOperator },
+                    if own { LeaseCallKind::Release } else { LeaseCallKind::RevokeByOperator },
                     *lease,
                     *epoch,
                 )
@@ -242,9 +244,16 @@ impl CheckerBooks {
             && self.queue.len() < self.policy.queue_max
     }
 
-    fn expect_call(&self, now: Time, by: &Caller, kind: CallKind, lease: LeaseId, fence: Option<Fence>) -> EventCause {
+    fn expect_call(
+        &self,
+        now: Time,
+        by: &Caller,
+        kind: LeaseCallKind,
+        lease: LeaseId,
+        fence: Option<Fence>,
+    ) -> EventCause {
         let visible = |book: &&LeaseBook| by.operator || self.tenants[book.tenant].name == by.tenant;
-        let releases = matches!(kind, CallKind::Release | CallKind::RevokeByOperator);
+        let releases = matches!(kind, LeaseCallKind::Release | LeaseCallKind::RevokeByOperator);
         let expect = match self.leases.get(&lease).filter(visible) {
             None => ExpectedAnswer::Refusal(Refusal::NoSuchLease),
             Some(LeaseBook { stage: LeaseStage::Waiting(_), .. }) if !releases => {
@@ -260,7 +269,8 @@ impl CheckerBooks {
                 (LeaseStage::Held(held), _) => {
                     let longer = now + book.request.term.span() > held.until;
                     let free = self.queue.is_empty() && !self.is_draining(held);
-                    let renews = kind == CallKind::Renew && !book.bound && !book.has_fixed_term() && longer && free;
+                    let renews =
+                        kind == LeaseCallKind::Renew && !book.bound && !book.has_fixed_term() && longer && free;
                     ExpectedAnswer::Yes(renews)
                 }
                 _ => ExpectedAnswer::Yes(false),
@@ -299,7 +309,7 @@ impl CheckerBooks {
         fence: Fence,
         said: &MoverReport,
     ) -> EventCause {
-        let call = self.expect_call(now, by, CallKind::Status, lease, Some(fence));
+        let call = self.expect_call(now, by, LeaseCallKind::Status, lease, Some(fence));
         if !matches!(call, EventCause::LeaseCall(_, _, ExpectedAnswer::Yes(_))) {
             return call;
         }

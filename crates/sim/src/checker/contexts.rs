@@ -8,7 +8,7 @@
 //! it may have something is resumed by it before the shims copy anything.
 
 use super::books::{CheckerBooks, GpuBook, HeldBook, LeaseBook, LeaseStage, SeenReading};
-use super::calls::{CallKind, EventCause};
+use super::calls::{EventCause, LeaseCallKind};
 use super::park::{FALSE_REPORT_BACKOFFS, MoveBook, MoveStage};
 use super::{Checker, Verdict, must};
 use sublet_core::ids::{LeaseId, ProcKey};
@@ -177,14 +177,14 @@ impl CheckerBooks {
     }
 
     /// Takes the driver's failure to take what the shim left.
-    pub(super) fn driver_refused(&mut self, now: Time, lease: LeaseId) -> CallKind {
+    pub(super) fn driver_refused(&mut self, now: Time, lease: LeaseId) -> LeaseCallKind {
         match self.leases.get(&lease).map(|book| &book.stage) {
             Some(LeaseStage::Park(_, park)) if park.stage == MoveStage::Parked => {
                 self.back_off(now, lease, Method::Driver, FALSE_REPORT_BACKOFFS);
-                CallKind::Refused
+                LeaseCallKind::Refused
             }
-            Some(LeaseStage::Park(_, park)) if park.stage == MoveStage::Returning => CallKind::Refused,
-            _ => CallKind::Status,
+            Some(LeaseStage::Park(_, park)) if park.stage == MoveStage::Returning => LeaseCallKind::Refused,
+            _ => LeaseCallKind::Status,
         }
     }
 
@@ -292,11 +292,11 @@ impl CheckerBooks {
         let (_, held, park) = self.move_of(lease, MoveStage::Parked)?;
         must(14, at == now, || format!("{lease} keeps its contexts at {at}, and it is {now}"))?;
         let told = park.contexts.as_ref().is_some_and(|contexts| contexts.may_be_told);
-        let refused = matches!(cause, EventCause::Reported(of, CallKind::Refused) if *of == lease);
+        let refused = matches!(cause, EventCause::Reported(of, LeaseCallKind::Refused) if *of == lease);
         let unsure = matches!(cause, EventCause::Observed(..)) && self.has_safe_restore_room(lease, held).is_err();
         // What the driver refused it did not know of, and reports now that it has nothing.
         let backoff = self.leases.get(&lease).is_some_and(|book| book.backoff.until(Method::Driver) > now);
-        let found = backoff && matches!(cause, EventCause::Reported(of, CallKind::Status) if *of == lease);
+        let found = backoff && matches!(cause, EventCause::Reported(of, LeaseCallKind::Status) if *of == lease);
         must(17, refused || unsure || found, || format!("{lease} keeps its contexts after {cause:?}: {park:?}"))?;
         // The driver does not have what it was never told to take; after a refusal it must report that.
         let has_not = if refused || found { !self.driver_may_have(lease, park) } else { !told };

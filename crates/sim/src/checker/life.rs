@@ -3,7 +3,7 @@
 //! Every kind of action is matched here.
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
-use super::calls::{CallKind, EventCause, ExpectedAnswer};
+use super::calls::{EventCause, ExpectedAnswer, LeaseCallKind};
 use super::ends::PendingEnd;
 use super::park::{BackoffBook, HOOK, MoverBook, UNHEARD};
 use super::{Verdict, must};
@@ -74,7 +74,7 @@ impl CheckerBooks {
             }
             Action::Shallow { lease, at, .. } => self.keep_contexts(now, cause, *lease, *at),
             Action::Died { lease, at, .. } => {
-                let heard = matches!(cause, EventCause::Reported(of, CallKind::DiedParking) if of == lease);
+                let heard = matches!(cause, EventCause::Reported(of, LeaseCallKind::DiedParking) if of == lease);
                 let is_over = self.leases.get(lease).is_some_and(|book| matches!(book.stage, LeaseStage::Ending(..)));
                 must(15, heard && is_over && *at == now, || format!("{action:?} after {cause:?}"))
             }
@@ -185,8 +185,7 @@ impl CheckerBooks {
                 Ok(())
             }
             Action::Bind { lease, process } => {
-                let fits =
-                    matches!(cause, EventCause::LeaseCall(CallKind::Bind, of, ExpectedAnswer::Yes(_)) if of == lease);
+                let fits = matches!(cause, EventCause::LeaseCall(LeaseCallKind::Bind, of, ExpectedAnswer::Yes(_)) if of == lease);
                 must(7, fits, || format!("{action:?} after {cause:?}"))?;
                 self.add_member(*lease, *process);
                 Ok(())
@@ -305,7 +304,7 @@ impl CheckerBooks {
         let started = matches!(cause, EventCause::Started(..));
         must(17, !started || reason == EndReason::HostRebooted, || format!("a start ends {lease}: {reason:?}"))?;
         let is_release =
-            matches!(cause, EventCause::LeaseCall(CallKind::Release, of, ExpectedAnswer::Yes(_)) if *of == lease);
+            matches!(cause, EventCause::LeaseCall(LeaseCallKind::Release, of, ExpectedAnswer::Yes(_)) if *of == lease);
         let is_exit = matches!(cause, EventCause::HolderExited(of) if *of == lease);
         let is_last = self.movers_of(lease, Method::Shim).is_empty();
         let died = is_last && matches!(&book.stage, LeaseStage::Park(_, park) if park.died.is_some());
@@ -314,7 +313,7 @@ impl CheckerBooks {
             EndReason::HolderExited => is_exit && !died,
             EndReason::DiedParking => (is_release || is_exit) && died,
             EndReason::Revoked => {
-                matches!(cause, EventCause::LeaseCall(CallKind::RevokeByOperator, of, ExpectedAnswer::Yes(_)) if *of == lease)
+                matches!(cause, EventCause::LeaseCall(LeaseCallKind::RevokeByOperator, of, ExpectedAnswer::Yes(_)) if *of == lease)
             }
             EndReason::HostRebooted => {
                 matches!(cause, EventCause::Started(true, _))
@@ -324,7 +323,9 @@ impl CheckerBooks {
                 EventCause::Observed(Some(gpu), true) => book.held().is_some_and(|held| held.gpus.contains(gpu)),
                 _ => false,
             },
-            EndReason::RestoreFailed => matches!(cause, EventCause::Reported(of, CallKind::StateLost) if *of == lease),
+            EndReason::RestoreFailed => {
+                matches!(cause, EventCause::Reported(of, LeaseCallKind::StateLost) if *of == lease)
+            }
             EndReason::NotMoved => self.unleased.leases_to_end.contains(&lease),
             EndReason::Budget => false,
             EndReason::Preempted => return self.check_preemption(now, cause, lease, book),

@@ -1,7 +1,7 @@
 //! Rules 8, 9 and 14 for leases that are parked and resumed: no move takes for ever.
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
-use super::calls::{CallKind, EventCause};
+use super::calls::{EventCause, LeaseCallKind};
 use super::park::{MoveBook, MoveStage, READINGS};
 use super::{Verdict, must};
 use sublet_core::action::Action;
@@ -106,10 +106,10 @@ impl CheckerBooks {
     }
 
     /// Checks that a lease that needs its GPUs waits for them.
-    pub fn check_wanted(&self, lease: LeaseId, kind: CallKind) -> Verdict {
+    pub fn check_wanted(&self, lease: LeaseId, kind: LeaseCallKind) -> Verdict {
         let idle = |park: &MoveBook| park.stage == MoveStage::Parked && park.queued_since.is_none();
         let left = match self.leases.get(&lease) {
-            Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) if kind == CallKind::Resume => {
+            Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) if kind == LeaseCallKind::Resume => {
                 Some(park).filter(|park| idle(park))
             }
             _ => None,

@@ -10,7 +10,7 @@
 mod back;
 
 use super::books::{CheckerBooks, GpuBook, HeldBook, LeaseBook, LeaseStage, SeenReading};
-use super::calls::{CallKind, EventCause, ExpectedAnswer};
+use super::calls::{EventCause, ExpectedAnswer, LeaseCallKind};
 use super::coarse::OtherLeases;
 use super::contexts::ContextChecks;
 use super::{Verdict, Violation, must};
@@ -289,8 +289,8 @@ impl CheckerBooks {
         method: Method,
         process: ProcKey,
         said: &MoverReport,
-    ) -> CallKind {
-        let Some(book) = self.leases.get(&lease) else { return CallKind::Status };
+    ) -> LeaseCallKind {
+        let Some(book) = self.leases.get(&lease) else { return LeaseCallKind::Status };
         let concerned = !matches!(&book.stage, LeaseStage::Park(_, park) if park.method != method);
         if let (Method::Driver, MoverReport::Refused(_), true) = (method, said, self.has_contexts_moved(lease)) {
             return self.driver_refused(now, lease);
@@ -298,7 +298,7 @@ impl CheckerBooks {
         if self.belongs_to_other_lease(lease, method, &process, said)
             || self.is_outdated_refusal(lease, method, &process, said)
         {
-            return CallKind::Status;
+            return LeaseCallKind::Status;
         }
         let movers = self.movers.entry((lease, method)).or_default();
         let before = movers.get(&process).copied();
@@ -331,19 +331,19 @@ impl CheckerBooks {
                 movers.insert(process, MoverBook { cannot: why.is_some(), ..mover });
             }
             MoverReport::Gone | MoverReport::Died(_) => drop(movers.remove(&process)),
-            MoverReport::Refused(_) | MoverReport::Outgrown(_) if !concerned => return CallKind::Status,
-            MoverReport::Refused(_) => return CallKind::Refused,
-            MoverReport::Outgrown(_) => return CallKind::Outgrown,
-            MoverReport::Lost(_) => return CallKind::StateLost,
+            MoverReport::Refused(_) | MoverReport::Outgrown(_) if !concerned => return LeaseCallKind::Status,
+            MoverReport::Refused(_) => return LeaseCallKind::Refused,
+            MoverReport::Outgrown(_) => return LeaseCallKind::Outgrown,
+            MoverReport::Lost(_) => return LeaseCallKind::StateLost,
             MoverReport::KeepsStill(keeps_still) => {
                 let mover = before.unwrap_or(MoverBook { reported_at: now, ..UNHEARD });
                 movers.insert(process, MoverBook { keeps_still: Some(*keeps_still), ..mover });
                 self.note_driver_told(lease);
-                return CallKind::Status;
+                return LeaseCallKind::Status;
             }
             MoverReport::Used => {
                 self.note_wanted(lease);
-                return CallKind::Resume;
+                return LeaseCallKind::Resume;
             }
         }
         match movers.get(&process).and_then(|mover| mover.parked) {
@@ -353,7 +353,8 @@ impl CheckerBooks {
             _ => self.in_host_memory.remove(&(process, method)),
         };
         self.note_driver_told(lease);
-        let word = if matches!(said, MoverReport::Died(_)) { CallKind::DiedParking } else { CallKind::Status };
+        let word =
+            if matches!(said, MoverReport::Died(_)) { LeaseCallKind::DiedParking } else { LeaseCallKind::Status };
         if !concerned {
             return word;
         }
@@ -730,7 +731,7 @@ impl CheckerBooks {
             }
             UnparkReason::Refused(_) => {
                 let said = |of: &LeaseId| *of == lease && !self.has_all_left(held, lease, park);
-                let refusal = |word: &CallKind| matches!(word, CallKind::Refused | CallKind::Outgrown);
+                let refusal = |word: &LeaseCallKind| matches!(word, LeaseCallKind::Refused | LeaseCallKind::Outgrown);
                 matches!(cause, EventCause::Reported(of, word) | EventCause::Hooked(of, word) if said(of) && refusal(word))
             }
             UnparkReason::Silent => matches!(cause, EventCause::Ticked) && self.is_overdue(now, park),
@@ -753,7 +754,7 @@ impl CheckerBooks {
         here.for_each(|mover| mover.unknown = true);
         match cause {
             // It may be tried again at once; an earlier failure does not count any more.
-            EventCause::Reported(_, CallKind::Outgrown) => {
+            EventCause::Reported(_, LeaseCallKind::Outgrown) => {
                 if let Some(book) = self.leases.get_mut(&lease) {
                     book.backoff.set(method, Time::ZERO, Time::ZERO);
                 }
@@ -821,8 +822,8 @@ impl CheckerBooks {
         })?;
         must(9, park.queued_since.is_none(), || format!("{lease} waits for its GPUs twice"))?;
         let asked = match cause {
-            EventCause::Reported(of, CallKind::Resume)
-            | EventCause::Hooked(of, CallKind::Resume)
+            EventCause::Reported(of, LeaseCallKind::Resume)
+            | EventCause::Hooked(of, LeaseCallKind::Resume)
             | EventCause::Resume(of, ExpectedAnswer::Yes(_)) => *of == lease,
             EventCause::Hinted(of, counts) => *of == lease && *counts,
             _ => false,

@@ -105,7 +105,7 @@ impl CheckerBooks {
         let (_, _, park) = self.move_of(lease, MoveStage::Returning)?;
         let refused = matches!(
             cause,
-            EventCause::Reported(of, CallKind::Refused | CallKind::Outgrown) | EventCause::Hooked(of, CallKind::Refused) if *of == lease
+            EventCause::Reported(of, LeaseCallKind::Refused | LeaseCallKind::Outgrown) | EventCause::Hooked(of, LeaseCallKind::Refused) if *of == lease
         );
         let silent = matches!(cause, EventCause::Ticked) && self.is_overdue(now, park);
         let unsure = matches!(cause, EventCause::Observed(..)) && self.why_restore_is_unsafe(lease).is_some();
