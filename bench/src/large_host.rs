@@ -6,6 +6,7 @@ use crate::samples::Samples;
 use anyhow::{Result, ensure};
 use std::time::Instant;
 use sublet_core::event::{Caller, Event, EventAnswer};
+use sublet_core::facts::{GpuEvent, LeaseEvent};
 use sublet_core::reading::{GpuFacts, GpuReading, GpuUsage, Reading};
 use sublet_core::request::{Exclusivity, LeaseRequest, Term, Vram};
 use sublet_core::rows::Rows;
@@ -67,7 +68,7 @@ fn tenant_of(number: usize) -> Caller {
 fn read_gpu(state: &mut State, now: Time, card: u32) {
     let reading = Reading::Used(GpuUsage { free: GPU_BYTES, processes: Vec::new(), coarse: false });
     let observation = GpuReading { begun: now, reading };
-    decide(state, now, Event::Observed { card: format!("GPU-{card}"), observation });
+    decide(state, now, Event::Gpu(GpuEvent::ReadingTaken { gpu: format!("GPU-{card}"), reading: observation }));
 }
 
 /// Full GPUs, waiters too large for any of them, and some that request exclusive use (there is room for
@@ -79,12 +80,17 @@ fn time_large_host() -> Result<(crate::samples::Quantiles, crate::samples::Quant
     let mut state = State::new(Rows::default(), policy);
     let facts = |index: u32| GpuFacts { node: Some(index / 8), ..GpuFacts::plain(index, GPU_BYTES) };
     let mut now = Time(1);
-    decide(&mut state, now, Event::Listed((0..GPUS).map(facts).collect()));
+    decide(&mut state, now, Event::Gpu(GpuEvent::Listed((0..GPUS).map(facts).collect())));
     (0..GPUS).for_each(|card| read_gpu(&mut state, now, card));
     let mut held = Vec::new();
     for number in 0..(u64::from(GPUS) * LEASES) as usize {
         now = now + Span(1);
-        let event = Event::Asked { by: tenant_of(number), ask: request_of(1, 1), wait: None, root: None };
+        let event = Event::Lease(LeaseEvent::Requested {
+            by: tenant_of(number),
+            request: request_of(1, 1),
+            wait: None,
+            root: None,
+        });
         let EventAnswer::Lease(lease) = decide(&mut state, now, event).answer else { continue };
         held.push((number, lease));
     }
@@ -95,22 +101,39 @@ fn time_large_host() -> Result<(crate::samples::Quantiles, crate::samples::Quant
         if number % 50 == 7 {
             ask = LeaseRequest { vram: Vram::Bytes(Bytes::gib(10)), exclusivity: Exclusivity::Session, ..ask };
         }
-        decide(&mut state, now, Event::Asked { by: tenant_of(number), ask, wait: None, root: None });
+        decide(
+            &mut state,
+            now,
+            Event::Lease(LeaseEvent::Requested { by: tenant_of(number), request: ask, wait: None, root: None }),
+        );
     }
     let (mut asks, mut looks) = (Samples::with_capacity(SAMPLES), Samples::with_capacity(SAMPLES));
     for number in 0..SAMPLES {
         now = now + Span(10);
-        let event = Event::Asked { by: tenant_of(number), ask: request_of(700, 1), wait: None, root: None };
+        let event = Event::Lease(LeaseEvent::Requested {
+            by: tenant_of(number),
+            request: request_of(700, 1),
+            wait: None,
+            root: None,
+        });
         let begun = Instant::now();
         let answer = decide(&mut state, now, event).answer;
         asks.push(begun.elapsed());
         // The lease is released again, so that the queue keeps its length.
         if let EventAnswer::Lease(lease) = answer {
-            decide(&mut state, now, Event::Released { by: tenant_of(number), lease, epoch: None });
+            decide(
+                &mut state,
+                now,
+                Event::Lease(LeaseEvent::ReleaseRequested { by: tenant_of(number), lease, fence: None }),
+            );
         }
         let (owner, lease) = held[number * 31 % held.len()];
         let cards = state.lease(lease).and_then(|row| row.hold()).map(|hold| hold.gpus.clone()).unwrap_or_default();
-        decide(&mut state, now, Event::Released { by: tenant_of(owner), lease, epoch: None });
+        decide(
+            &mut state,
+            now,
+            Event::Lease(LeaseEvent::ReleaseRequested { by: tenant_of(owner), lease, fence: None }),
+        );
         now = now + Span(10);
         let begun = Instant::now();
         for card in cards {

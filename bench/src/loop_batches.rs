@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 use sublet_core::event::{Caller, Event, EventAnswer};
+use sublet_core::facts::{GpuEvent, LeaseEvent};
 use sublet_core::ids::LeaseId;
 use sublet_core::reading::{GpuFacts, GpuReading, GpuUsage, Reading};
 use sublet_core::request::{LeaseRequest, Term};
@@ -100,7 +101,7 @@ impl LoopWorld {
         let by = Caller::user("uid:1000");
         let engine = Engine::new(Rows::default(), Policy::default());
         let mut world = LoopWorld { engine, now: Time::ZERO, actor: Arc::from("uid:1000"), by, held: Vec::new() };
-        world.apply(Event::Listed(vec![GpuFacts::plain(0, Bytes::gib(1 << 16))]));
+        world.apply(Event::Gpu(GpuEvent::Listed(vec![GpuFacts::plain(0, Bytes::gib(1 << 16))])));
         world.read_gpu();
         world
     }
@@ -114,17 +115,22 @@ impl LoopWorld {
         let free = Bytes::gib(1 << 16);
         let reading = Reading::Used(GpuUsage { free, processes: Vec::new(), coarse: false });
         let observation = GpuReading { begun: self.now + Span(1), reading };
-        self.apply(Event::Observed { card: "GPU-0".to_owned(), observation });
+        self.apply(Event::Gpu(GpuEvent::ReadingTaken { gpu: "GPU-0".to_owned(), reading: observation }));
     }
 
     fn batch(&mut self) -> Result<Batch> {
         for lease in std::mem::take(&mut self.held) {
-            self.apply(Event::Released { by: self.by.clone(), lease, epoch: None });
+            self.apply(Event::Lease(LeaseEvent::ReleaseRequested { by: self.by.clone(), lease, fence: None }));
         }
         self.read_gpu();
         for _ in 0..BATCH_REQUESTS {
             let ask = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(300)));
-            let answer = self.apply(Event::Asked { by: self.by.clone(), ask, wait: None, root: None });
+            let answer = self.apply(Event::Lease(LeaseEvent::Requested {
+                by: self.by.clone(),
+                request: ask,
+                wait: None,
+                root: None,
+            }));
             let EventAnswer::Lease(lease) = answer else { anyhow::bail!("an ask was answered {answer:?}") };
             ensure!(self.engine.state().lease(lease).is_some_and(|l| l.hold().is_some()), "{lease} waits");
             self.held.push(lease);

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::time::Instant;
 use sublet_core::event::{Caller, Event};
+use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent};
 use sublet_core::ids::{GpuId, LeaseId, TenantId};
 use sublet_core::reading::{GpuFacts, GpuReading, GpuUsage, Reading};
 use sublet_core::request::{LeaseRequest, Term, Tier};
@@ -86,7 +87,7 @@ impl QueueWorld {
         let caps = Caps { places: None, ..Caps::default() };
         let policy = Policy { queue_max: usize::MAX, caps, ..Policy::default() };
         let mut world = QueueWorld { state: State::new(Rows::default(), policy), now: Time::ZERO, asked: 0 };
-        decide(&mut world.state, world.now, Event::Listed(vec![GpuFacts::plain(0, Bytes::gib(24))]));
+        decide(&mut world.state, world.now, Event::Gpu(GpuEvent::Listed(vec![GpuFacts::plain(0, Bytes::gib(24))])));
         world.read_gpu();
         world
     }
@@ -95,7 +96,11 @@ impl QueueWorld {
         self.now = self.now + Span(2);
         let reading = Reading::Used(GpuUsage { free: Bytes::gib(24), processes: Vec::new(), coarse: false });
         let observation = GpuReading { begun: self.now, reading };
-        decide(&mut self.state, self.now, Event::Observed { card: "GPU-0".to_owned(), observation });
+        decide(
+            &mut self.state,
+            self.now,
+            Event::Gpu(GpuEvent::ReadingTaken { gpu: "GPU-0".to_owned(), reading: observation }),
+        );
     }
 
     /// Makes requests until `until` wait; returns the median cost of the first and of the last ones, in µs.
@@ -106,8 +111,12 @@ impl QueueWorld {
             self.now = self.now + Span(86_400);
             let tenant = format!("uid:{}", self.asked * 7919 % TENANTS);
             let by = Caller::user(tenant);
-            let event =
-                Event::Asked { by, ask: request_of(self.asked), wait: Some(Span::secs(86_400 * 300)), root: None };
+            let event = Event::Lease(LeaseEvent::Requested {
+                by,
+                request: request_of(self.asked),
+                wait: Some(Span::secs(86_400 * 300)),
+                root: None,
+            });
             let begun = Instant::now();
             decide(&mut self.state, self.now, event);
             costs.push(begun.elapsed().as_secs_f64() * 1e6);
@@ -146,14 +155,18 @@ impl QueueWorld {
             let held = self.state.room(GpuId(0)).leases().keys().next().copied();
             if let Some(lease) = held {
                 self.now = self.now + Span(2);
-                decide(&mut self.state, self.now, Event::Released { by: operator.clone(), lease, epoch: None });
+                decide(
+                    &mut self.state,
+                    self.now,
+                    Event::Lease(LeaseEvent::ReleaseRequested { by: operator.clone(), lease, fence: None }),
+                );
             }
             let (tenant, expected) = self.head_by_brute_force(&lines)?;
             // The GPU is read while nothing may be granted, so that only the pick is timed.
-            decide(&mut self.state, self.now, Event::DiskFilled);
+            decide(&mut self.state, self.now, Event::Daemon(DaemonEvent::DiskFilled));
             self.read_gpu();
             let begun = Instant::now();
-            decide(&mut self.state, self.now, Event::DiskFreed);
+            decide(&mut self.state, self.now, Event::Daemon(DaemonEvent::DiskFreed));
             picks.push(begun.elapsed());
             let held = self.state.room(GpuId(0)).leases().keys().next().copied();
             ensure!(held == Some(expected), "served {held:?}, the rule says {expected}");

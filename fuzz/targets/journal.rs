@@ -21,10 +21,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use sublet_core::action::{Action, FORMAT};
+use sublet_core::facts::{DaemonAction, DaemonEvent};
 use sublet_core::event::Event;
 use sublet_core::ids::{Epoch, TenantId};
-use sublet_core::settings::Policy;
 use sublet_core::rows::Rows;
+use sublet_core::settings::Policy;
 use sublet_core::units::Time;
 use sublet_core::{State, decide};
 use sublet_journal::{Batch, Journal, JournalReader, LogLine, fold_line, verify};
@@ -205,7 +206,7 @@ fn open_and_commit(original: &OriginalJournal, is_clean: bool) {
             // The world's calendar ends before the clock's numbers do.
             let mut world = World::with(loaded.rows, loaded.clock.min(Time(1 << 50)), 1);
             let boot = "boot-2".to_owned();
-            world.act(Action::Start { boot, clock_offset_us: 0, epoch_floor: Epoch(1), lease_floor: 1 });
+            world.act(DaemonAction::Start { boot, clock_offset_us: 0, fence_floor: Fence(1), lease_floor: 1 });
             let committed = journal.commit(&world.close());
             assert!(!is_clean || committed.is_ok(), "{committed:?}");
         }
@@ -242,10 +243,10 @@ fn fold_actions(original: &OriginalJournal, lines: &[u8]) {
 /// What core does first after a start, in the same boot and after another one.
 fn start_core(rows: Rows) {
     for boot in [rows.meta.boot.clone(), "boot-2".to_owned()] {
-        let now = rows.leases.values().map(|lease| lease.asked).max().unwrap_or_default();
+        let now = rows.leases.values().map(|lease| lease.requested).max().unwrap_or_default();
         let mut state = State::new(rows.clone(), Policy::default());
-        let started = Event::Started { boot, clock_offset_us: 0, epoch_floor: Epoch(1), lease_floor: 1 };
-        for event in [started, Event::Ticked] {
+        let started = Event::Daemon(DaemonEvent::Started { boot, clock_offset_us: 0, fence_floor: Fence(1), lease_floor: 1 });
+        for event in [started, Event::Daemon(DaemonEvent::Ticked)] {
             drop(decide(&mut state, now, event));
         }
     }

@@ -8,11 +8,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sublet_core::ask::{Ask, Term};
+use sublet_core::request::{LeaseRequest, Term};
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::Epoch;
-use sublet_core::settings::Policy;
+use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent};
 use sublet_core::rows::Rows;
+use sublet_core::settings::Policy;
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::{State, decide};
 use sublet_host::HostReport;
@@ -48,26 +49,26 @@ struct TwoTenantCore {
 impl TwoTenantCore {
     fn new() -> TwoTenantCore {
         let mut core = TwoTenantCore { state: State::new(Rows::default(), Policy::default()), now: Time(1_000_000) };
-        core.decide(Event::Started {
+        core.decide(Event::Daemon(DaemonEvent::Started {
             boot: "boot".to_owned(),
             clock_offset_us: 0,
-            epoch_floor: Epoch(1),
+            fence_floor: Fence(1),
             lease_floor: 1,
-        });
+        }));
         for (tenant, gpus) in [("uid:1000", 1), ("uid:1001", 2)] {
-            let ask = Ask { gpus, ..Ask::plain(Bytes::gib(1), Term::Renewed(Span::secs(300))) };
-            core.decide(Event::Asked { by: Caller::user(tenant), ask, wait: None, root: None });
+            let ask = LeaseRequest { gpus, ..LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(300))) };
+            core.decide(Event::Lease(LeaseEvent::Requested { by: Caller::user(tenant), request: ask, wait: None, root: None }));
         }
         core
     }
 
     fn apply_sight(&mut self, sight: HostReport) {
         match sight {
-            HostReport::Gpus(cards) => self.decide(Event::Listed(cards)),
-            HostReport::Observed { uuid, observation } => self.decide(Event::Observed { card: uuid, observation }),
+            HostReport::Gpus(cards) => self.decide(Event::Gpu(GpuEvent::Listed(cards))),
+            HostReport::Observed { uuid, observation } => self.decide(Event::Gpu(GpuEvent::ReadingTaken { gpu: uuid, reading: observation })),
             _ => {}
         }
-        self.decide(Event::Ticked);
+        self.decide(Event::Daemon(DaemonEvent::Ticked));
         self.check();
     }
 
@@ -78,11 +79,11 @@ impl TwoTenantCore {
 
     /// Checks that granted leases fit on their GPUs.
     fn check(&self) {
-        for card in self.state.cards() {
+        for card in self.state.gpus() {
             let rows = self.state.rows();
-            let held = rows.leases.values().filter_map(|lease| lease.hold()).filter(|hold| hold.cards.contains(&card));
+            let held = rows.leases.values().filter_map(|lease| lease.hold()).filter(|hold| hold.gpus.contains(&card));
             let promised: Bytes = held.map(|hold| hold.vram).sum();
-            let total = rows.cards[usize::from(card.0)].facts.total;
+            let total = rows.gpus[usize::from(card.0)].facts.total;
             // A GPU may be listed with less memory later on; the one tenant's lease stays, and no other is granted.
             assert!(promised <= total || promised <= Bytes::gib(2), "{promised} of {total}");
         }

@@ -2,6 +2,7 @@
 //!
 //! Nothing here reads a clock, a file, a socket or a driver, starts a thread or depends on the order of a hash map.
 //! Time arrives as `now`; the world arrives as an [`event::Event`]; decisions leave as [`action::Action`]s.
+//! [`facts`] has all of both, by kind.
 //!
 //! ```text
 //!   decide    an event comes in: changes the state by actions, and gives the answer
@@ -18,19 +19,16 @@
 //! A layer uses the layers below it, and no two modules use each other (`cargo xtask layers core`). Start at
 //! [`decide::decide`]. [`policy::explain`] answers "why", [`policy::expected_starts`] answers "when".
 
-pub mod action;
 pub mod decide;
-pub mod event;
 pub mod model;
 pub mod mutant;
 pub mod policy;
-pub mod rows;
 pub mod state;
 
 pub use decide::{Outcome, decide};
 pub use model::{
-    aside, audit, cost, durations, ids, lateness, loss, method, movers, quota, reading, request, restrictions,
-    settings, token, units, unleased,
+    action, aside, audit, cost, durations, event, facts, ids, lateness, loss, method, movers, quota, reading, request,
+    restrictions, rows, settings, token, units, unleased,
 };
 pub use state::State;
 pub use state::{lease_readings, queue, room, unleased_readings};

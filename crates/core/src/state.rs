@@ -5,9 +5,11 @@
 //! members, activity) is volatile: unreadable after a start, never journaled.
 
 mod aside;
+mod derived;
 mod expected;
 mod gpus;
 pub mod lease_readings;
+mod leases;
 pub mod ledger;
 mod members;
 mod movable;
@@ -19,22 +21,22 @@ mod unleased;
 pub mod unleased_readings;
 mod withdraw;
 
-use self::lease_readings::{HintBackoff, LeaseReadings, SignalState, hook_mover};
+use self::lease_readings::{HintBackoff, LeaseReadings, SignalState};
 use self::ledger::{QuotaLedger, TenantLoad};
 use self::queue::{Queue, QueuePlace};
-use self::room::{Occupancy, Room};
+use self::room::Room;
 use self::unleased_readings::UnleasedReadings;
-use crate::action::Action;
-use crate::ids::{GpuId, LeaseId, ProcKey, TenantId, TokenId};
-use crate::loss::Loss;
-use crate::model::movers::{Backoff, FALSE_REPORT, MoveProgress};
+use crate::model::action::Action;
+use crate::model::facts::{BrokenInvariant, LeaseAction};
+use crate::model::ids::{GpuId, LeaseId, ProcKey, TenantId, TokenId};
+use crate::model::loss::Loss;
+use crate::model::reading::{GpuFacts, GpuReading, Reading};
+use crate::model::request::{Preempt, Term};
+use crate::model::rows::{EndedLease, Hold, Lease, LeaseEnd, Phase, Rows};
 use crate::model::settings::{Policy, Renewal, STALL};
+use crate::model::units::{Bytes, Span, Time};
 use crate::mutant::Mutant;
-use crate::reading::{GpuFacts, GpuReading, Reading};
-use crate::request::{GpuSelector, LeaseRequest, Preempt, Term, Vram};
-use crate::rows::{EndedLease, Hold, Lease, LeaseEnd, Phase, Rows};
-use crate::units::{Bytes, Span, Time};
-use gpus::{new_room, outlives_lease, resize_room};
+use gpus::{new_room, resize_room};
 use overuse::OveruseReadings;
 pub(crate) use overuse::SLACK;
 use std::collections::{BTreeMap, BTreeSet};
@@ -88,6 +90,8 @@ pub struct State {
     /// When it was last remembered what was expected of a waiter.
     expectations_noted: Time,
     unleased: UnleasedReadings,
+    /// How many actions did not fit the rows, and the last of them.
+    broken_invariants: (u64, Option<BrokenInvariant>),
     mutant: Option<Mutant>,
 }
 
@@ -122,6 +126,7 @@ impl State {
             day_seen: None,
             expectations_noted: Time::ZERO,
             unleased: UnleasedReadings::default(),
+            broken_invariants: (0, None),
             mutant: None,
             rows: Rows::default(),
             policy,
@@ -139,46 +144,6 @@ impl State {
         state
     }
 
-    fn index(&mut self, lease: &Lease) {
-        // Activity is unreadable after a start, and unreadable counts as active.
-        let mut live = LeaseReadings { was_busy: !lease.roots.is_empty(), ..LeaseReadings::default() };
-        if let Some((rung, at)) = lease.hold().and_then(|hold| hold.history.as_ref()?.false_report) {
-            let until = at + self.policy.parking.retry_after_false_report();
-            live.backoffs.insert(rung, Backoff { since: at, until, why: FALSE_REPORT.to_owned() });
-        }
-        if let Some(hold) = lease.hold() {
-            self.queue.set_last_served(lease.tenant, hold.granted);
-        }
-        match &lease.phase {
-            Phase::Waiting { .. } => self.enqueue(lease),
-            Phase::Active(hold) => self.put_claims(lease, hold),
-            Phase::Parking(hold, _) | Phase::Resuming(hold, _) => {
-                self.put_claims(lease, hold);
-                self.moving.insert(lease.id);
-            }
-            Phase::Parked(hold, _) => {
-                self.put_claims(lease, hold);
-                if lease.queued_since().is_some() {
-                    self.enqueue(lease);
-                }
-            }
-            Phase::Ending(hold, _) => {
-                self.put_claims(lease, hold);
-                live.unread_gpus = hold.gpus.iter().copied().collect();
-                for card in &hold.gpus {
-                    self.ending[card.0 as usize].insert(lease.id);
-                }
-            }
-        }
-        self.booked_host_memory = self.booked_host_memory + lease.hold().map_or(Bytes::ZERO, Hold::booked_host_memory);
-        if lease.request.has_hook && lease.is_held() {
-            live.hooks = hook_mover(lease);
-        }
-        self.readings.insert(lease.id, live);
-        self.index_token(lease);
-        self.set_due(lease.id, self.first_due(lease));
-    }
-
     /// Plants a bug. For the simulation only; does nothing without the feature.
     pub fn plant(&mut self, mutant: Option<Mutant>) {
         self.mutant = mutant;
@@ -191,78 +156,57 @@ impl State {
 
     // ---- facts become state ------------------------------------------------
 
-    /// Makes an action part of the state. Returns what became history by it.
-    pub fn apply(&mut self, action: &Action) -> Option<EndedLease> {
-        self.unindex(action);
-        let booked = self.booked_by(action);
-        let ended = self.rows.apply(action);
-        let booked_now = self.booked_by(action);
-        self.booked_host_memory = self.booked_host_memory.less(booked) + booked_now;
-        if matches!(action, Action::Deepen { .. }) {
-            // The last look at the host's memory is from before the driver takes what is left.
-            self.host_memory = self.host_memory.map(|ram| ram.less(booked_now.less(booked)));
+    /// Makes an action part of the state. Returns the lease that became history by it.
+    ///
+    /// # Errors
+    ///
+    /// If the action does not fit the rows. Neither they nor what is derived from them change.
+    pub fn apply(&mut self, action: &Action) -> Result<Option<EndedLease>, BrokenInvariant> {
+        if let Action::Lease(action) = action {
+            return self.apply_lease_action(action);
         }
-        self.reindex(action, ended.as_ref());
-        if let Some(lease) = action.lease() {
-            self.set_movable(lease);
-            self.plan_state.0 = true;
-        }
-        ended
-    }
-
-    fn booked_by(&self, action: &Action) -> Bytes {
-        let row = action.lease().and_then(|lease| self.rows.leases.get(&lease));
-        row.and_then(Lease::hold).map_or(Bytes::ZERO, Hold::booked_host_memory)
-    }
-
-    /// What must be known of the old row, before it changes.
-    fn unindex(&mut self, action: &Action) {
-        if let Action::End { lease, .. } = action {
-            self.unindex_token(*lease);
-        }
+        self.rows.apply(action)?;
         match action {
-            Action::Grant { lease, .. } | Action::Resume { lease, .. } | Action::End { lease, .. } => {
-                if let Some(row) = self.rows.leases.get(lease)
-                    && row.queued_since().is_some()
-                {
-                    let (tenant, place) = (row.tenant, self.place_of(row));
-                    let wish = least_acceptable(&row.request);
-                    self.queue.remove(tenant, place);
-                    if let Some(count) = self.waiting_sizes.get_mut(&wish) {
-                        *count -= 1;
-                        if *count == 0 {
-                            self.waiting_sizes.remove(&wish);
-                        }
-                    }
-                    self.ledger.update(tenant, |load| load.waiting -= 1);
-                    self.queue.unskip_tenant(tenant);
-                }
-            }
-            Action::Retire { lease, .. } => {
-                if let Some(row) = self.rows.leases.get(lease)
-                    && let Phase::Ending(hold, _) = &row.phase
-                {
-                    for card in &hold.gpus {
-                        self.rooms[card.0 as usize].vacate(*lease);
-                        self.ending[card.0 as usize].remove(lease);
-                    }
-                    let (tenant, load) = (row.tenant, TenantLoad::of_lease(&row.request, hold));
-                    self.ledger.update(tenant, |books| books.subtract(&load));
-                    self.unskip_quota_group(tenant);
-                }
-            }
-            // A lease that ends while it is parked counts until its cards were seen again, like any.
-            Action::Parked { lease, .. } | Action::Grow { lease, .. } => self.update_load(*lease, TenantLoad::subtract),
-            _ => {}
+            Action::Daemon(action) => self.index_daemon_action(action),
+            Action::Gpu(action) => self.index_gpu_action(action),
+            Action::Tenant(action) => self.index_tenant_action(action),
+            Action::Unleased(action) => self.index_unleased_action(action),
+            Action::Lease(_) | Action::Token(_) => {}
         }
+        Ok(None)
     }
 
-    /// Puts a lease on the books, or takes it off.
-    fn update_load(&mut self, lease: LeaseId, change: fn(&mut TenantLoad, &TenantLoad)) {
-        let Some(row) = self.rows.leases.get(&lease) else { return };
-        let Some(hold) = row.hold() else { return };
-        let (tenant, load) = (row.tenant, TenantLoad::of_lease(row.first_request(), hold));
-        self.ledger.update(tenant, |books| change(books, &load));
+    fn apply_lease_action(&mut self, action: &LeaseAction) -> Result<Option<EndedLease>, BrokenInvariant> {
+        let lease = action.lease();
+        self.unindex_lease_action(action);
+        let booked = self.booked_for(lease);
+        let applied = self.rows.apply_lease_action(action);
+        let Ok(ended) = &applied else {
+            // What was taken out of the queue and the ledger is put in again.
+            self.recount();
+            return applied;
+        };
+        let booked_now = self.booked_for(lease);
+        self.booked_host_memory = self.booked_host_memory.less(booked) + booked_now;
+        self.index_lease_action(action, ended.as_ref(), booked_now.less(booked));
+        self.plan_state.0 = true;
+        applied
+    }
+
+    /// Counts an action that core emitted though it does not fit the rows. It was not applied, and is not logged.
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, so that tests and the simulation find it.
+    pub(crate) fn note_broken_invariant(&mut self, broken: BrokenInvariant) {
+        debug_assert!(false, "{broken}");
+        self.broken_invariants = (self.broken_invariants.0 + 1, Some(broken));
+    }
+
+    /// How many actions did not fit the rows since the start, and the last of them: mistakes of core, which release builds
+    /// survive.
+    pub fn broken_invariants(&self) -> (u64, Option<&BrokenInvariant>) {
+        (self.broken_invariants.0, self.broken_invariants.1.as_ref())
     }
 
     /// Quotas may have room again, of a tenant and of its groups.
@@ -273,27 +217,9 @@ impl State {
         }
     }
 
-    fn unskip_all(&mut self) {
+    pub(crate) fn unskip_all(&mut self) {
         for tenant in self.queue.skipped_tenants().collect::<Vec<_>>() {
             self.queue.unskip_tenant(tenant);
-        }
-    }
-
-    fn index_token(&mut self, lease: &Lease) {
-        if let Some(token) = lease.token.filter(|_| !matches!(lease.phase, Phase::Ending(..))) {
-            self.by_token.entry(token).or_default().insert(lease.id);
-        }
-    }
-
-    /// What has ended is not had any more, although its bytes count until its cards were seen again.
-    fn unindex_token(&mut self, lease: LeaseId) {
-        if let Some(token) = self.rows.leases.get(&lease).and_then(|row| row.token)
-            && let Some(leases) = self.by_token.get_mut(&token)
-        {
-            leases.remove(&lease);
-            if leases.is_empty() {
-                self.by_token.remove(&token);
-            }
         }
     }
 
@@ -302,253 +228,33 @@ impl State {
         self.by_token.get(&token).into_iter().flatten().filter_map(|lease| self.lease(*lease))
     }
 
-    /// Puts a waiter into its line.
-    fn enqueue(&mut self, lease: &Lease) {
-        let place = self.place_of(lease);
-        self.queue.insert(lease.tenant, place);
-        *self.waiting_sizes.entry(least_acceptable(&lease.request)).or_default() += 1;
-        self.ledger.update(lease.tenant, |load| load.waiting += 1);
-        self.queue.unskip_tenant(lease.tenant);
-    }
-
     pub(crate) fn skip_tenant(&mut self, tenant: TenantId) {
         self.queue.skip_tenant(tenant);
     }
 
-    fn reindex(&mut self, action: &Action, ended: Option<&EndedLease>) {
-        match action {
-            Action::Enrol { tenant, name } => {
-                self.names.insert(name.clone(), *tenant);
-                self.ledger.enrol(&self.rows.tenants[tenant.0 as usize], &self.policy);
-            }
-            Action::Regroup { .. } => self.recount(),
-            Action::Day { .. } => self.unskip_all(),
-            Action::List { card, facts } => {
-                match self.rooms.get_mut(card.0 as usize) {
-                    Some(room) => resize_room(room, &self.policy, facts),
-                    None => {
-                        self.rooms.push(new_room(&self.policy, facts));
-                        self.ending.push(BTreeSet::new());
-                        self.overuse.push(OveruseReadings::new());
-                    }
-                }
-                self.gpu_ids.insert(facts.uuid.clone(), *card);
-                // What a whole card is may be another size now, and more than its tenant may ever have.
-                self.unskip_all();
-            }
-            Action::Queue { lease, .. } => {
-                let row = self.rows.leases[lease].clone();
-                self.enqueue(&row);
-                self.index_token(&row);
-                self.readings.insert(*lease, LeaseReadings::default());
-                if let Action::Queue { root: Some(root), .. } = action {
-                    self.add_member(*lease, *root);
-                }
-                self.set_due(*lease, self.first_due(&row));
-            }
-            Action::Grant { lease, .. } => {
-                if let Some(row) = self.rows.leases.get(lease).cloned()
-                    && let Phase::Active(hold) = &row.phase
-                {
-                    self.put_claims(&row, hold);
-                    self.set_due(*lease, self.first_due(&row));
-                    if row.request.has_hook {
-                        self.readings.entry(*lease).or_default().hooks = hook_mover(&row);
-                    }
-                    self.update_debt_clock(row.tenant);
-                    self.queue.set_last_served(row.tenant, hold.granted);
-                }
-            }
-            Action::Renew { lease, .. } => {
-                if let Some(live) = self.readings.get_mut(lease) {
-                    live.was_busy = false;
-                }
-                self.set_ends(*lease);
-                self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
-            }
-            Action::Bind { lease, process } => self.add_member(*lease, *process),
-            Action::Over { .. } => {}
-            Action::Within { lease } => self.forget_overuse(*lease),
-            Action::Grow { lease, .. } => {
-                self.update_load(*lease, TenantLoad::add);
-                self.set_reserved(*lease);
-                self.set_ends(*lease);
-                self.forget_overuse(*lease);
-            }
-            Action::Deepen { lease, .. } | Action::Shallow { lease, .. } => self.set_movable(*lease),
-            Action::Park { lease, .. } | Action::Unpark { lease, .. } | Action::Retreat { lease, .. } => {
-                self.moving.insert(*lease);
-                self.forget_overuse(*lease);
-                self.move_on(*lease);
-                if self.planted(Mutant::LeavingIsGone) && matches!(action, Action::Park { .. }) {
-                    let all = self.rooms.iter_mut();
-                    all.for_each(|room| room.reserve(*lease, Bytes::ZERO, Time::ZERO, false));
-                }
-            }
-            Action::Parked { lease, .. } => {
-                self.moving.remove(lease);
-                // The last look at the host's memory may be from before these bytes came.
-                let booked = self.booked_by(action);
-                self.host_memory = self.host_memory.map(|ram| ram.less(booked));
-                self.move_on(*lease);
-                self.set_reserved(*lease);
-                if let Some(tenant) = self.rows.leases.get(lease).map(|row| row.tenant) {
-                    self.unskip_quota_group(tenant);
-                }
-            }
-            Action::Want { lease, .. } => {
-                if let Some(row) = self.rows.leases.get(lease).cloned() {
-                    self.enqueue(&row);
-                }
-            }
-            Action::Resume { lease, at, .. } => {
-                self.moving.insert(*lease);
-                self.update_load(*lease, TenantLoad::add);
-                self.move_on(*lease);
-                self.set_reserved(*lease);
-                if let Some(tenant) = self.rows.leases.get(lease).map(|row| row.tenant) {
-                    self.queue.set_last_served(tenant, *at);
-                }
-                if let Some(live) = self.readings.get_mut(lease) {
-                    // It was not on its card: what it does from now on counts.
-                    live.was_busy = true;
-                }
-            }
-            Action::Resumed { lease, .. } => {
-                self.moving.remove(lease);
-                self.move_on(*lease);
-            }
-            Action::End { lease, .. } => {
-                self.moving.remove(lease);
-                self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
-                if self.end_parked(*lease) {
-                    self.update_load(*lease, TenantLoad::add);
-                }
-                self.set_ends(*lease);
-                if let Some(ended) = ended {
-                    self.update_debt_clock(ended.tenant);
-                }
-                match self.rows.leases.get(lease).and_then(Lease::hold) {
-                    Some(hold) => {
-                        let unseen: BTreeSet<GpuId> = hold.gpus.iter().copied().collect();
-                        for card in &unseen {
-                            self.ending[card.0 as usize].insert(*lease);
-                        }
-                        self.readings.entry(*lease).or_default().unread_gpus = unseen;
-                    }
-                    None => self.drop_readings(*lease),
-                }
-            }
-            Action::Retire { lease, .. } => self.drop_readings(*lease),
-            Action::Notice { lease, .. } | Action::Spare { lease } => {
-                self.set_ends(*lease);
-                self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
-            }
-            Action::Signal { lease, .. } => {
-                if let Some(live) = self.readings.get_mut(lease) {
-                    live.last_signal = Some(SignalState::Pending);
-                }
-                self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
-            }
-            Action::EndAside { card, .. } => self.look_at_parked_on(*card),
-            Action::Start { .. }
-            | Action::Died { .. }
-            | Action::Grace { .. }
-            | Action::Serve { .. }
-            | Action::IssueToken { .. }
-            | Action::RevokeToken { .. }
-            | Action::SetMode { .. }
-            | Action::SetAside { .. }
-            | Action::SetRule { .. }
-            | Action::DropRule { .. }
-            | Action::AcceptLoss { .. } => {}
-            Action::Find { .. }
-            | Action::Reaudit { .. }
-            | Action::Warn { .. }
-            | Action::Strike { .. }
-            | Action::Struck { .. }
-            | Action::Take { .. }
-            | Action::NotMoved { .. }
-            | Action::Relent { .. }
-            | Action::Survived { .. }
-            | Action::Close { .. } => self.reindex_unleased(action),
-        }
-    }
-
-    /// A lease is in another phase of being parked.
-    fn move_on(&mut self, lease: LeaseId) {
-        if let Some(live) = self.readings.get_mut(&lease) {
-            live.progress = MoveProgress::default();
-        }
-        self.set_ends(lease);
-        self.set_due(lease, self.rows.leases.get(&lease).and_then(|row| self.first_due(row)));
-    }
-
-    /// Its cards are its own again, or are not any more.
-    fn set_reserved(&mut self, lease: LeaseId) {
-        let Some(row) = self.rows.leases.get(&lease) else { return };
-        let Some(hold) = row.hold() else { return };
-        let (reserved, parked, ends) = (row.reserved(), !row.is_on_gpus(), self.ends_by(row, hold));
-        for card in hold.gpus.clone() {
-            self.rooms[card.0 as usize].reserve(lease, reserved, ends, parked);
-        }
-    }
-
-    /// A parked lease that ends has no work on its cards, only what is seen of it. Says whether it was one.
-    fn end_parked(&mut self, lease: LeaseId) -> bool {
-        let cards = self.rows.leases.get(&lease).and_then(Lease::hold).map(|hold| hold.gpus.clone());
-        let mut was = false;
-        for card in cards.unwrap_or_default() {
-            let room = &mut self.rooms[card.0 as usize];
-            if room.leases().get(&lease).is_some_and(|claim| claim.is_parked) {
-                room.reserve(lease, Bytes::ZERO, Time::ZERO, false);
-                was = true;
-            }
-        }
-        was
-    }
-
-    fn put_claims(&mut self, lease: &Lease, hold: &Hold) {
-        let ends = self.ends_by(lease, hold);
-        let parked = !lease.is_on_gpus();
-        for card in &hold.gpus {
-            let claim = Occupancy {
-                tenant: lease.tenant,
-                reserved: lease.reserved(),
-                seen: Bytes::ZERO,
-                exclusivity: lease.request.exclusivity,
-                ends_by: ends,
-                outlives_lease: outlives_lease(lease),
-                is_parked: parked,
-            };
-            self.rooms[card.0 as usize].occupy(lease.id, claim);
-        }
-        if parked {
-            return;
-        }
-        let load = TenantLoad::of_lease(&lease.request, hold);
-        self.ledger.update(lease.tenant, |books| books.add(&load));
-    }
-
-    /// A lease's end may have moved, and its tenant's mark with it.
-    fn set_ends(&mut self, lease: LeaseId) {
-        let Some(row) = self.rows.leases.get(&lease) else { return };
-        let tenant = row.tenant;
-        if let Some(hold) = row.hold() {
-            let (ends, lives_on) = (self.ends_by(row, hold), outlives_lease(row));
-            for card in hold.gpus.clone() {
-                self.rooms[card.0 as usize].set_ends(lease, ends, lives_on);
-            }
-        }
-        self.update_debt_clock(tenant);
-        if matches!(self.rows.leases[&lease].phase, Phase::Ending(..)) {
-            // What was charged ahead is given back.
-            self.unskip_quota_group(tenant);
-        }
-    }
-
     fn update_debt_clocks(&mut self) {
         (0..self.rows.tenants.len() as u32).for_each(|tenant| self.update_debt_clock(TenantId(tenant)));
+    }
+
+    pub(crate) fn index_tenant(&mut self, tenant: TenantId) {
+        let row = &self.rows.tenants[tenant.0 as usize];
+        self.names.insert(row.name.clone(), tenant);
+        self.ledger.enrol(row, &self.policy);
+    }
+
+    /// A GPU is seen for the first time, or differs from what was known.
+    pub(crate) fn index_gpu(&mut self, gpu: GpuId, facts: &GpuFacts) {
+        match self.rooms.get_mut(gpu.0 as usize) {
+            Some(room) => resize_room(room, &self.policy, facts),
+            None => {
+                self.rooms.push(new_room(&self.policy, facts));
+                self.ending.push(BTreeSet::new());
+                self.overuse.push(OveruseReadings::new());
+            }
+        }
+        self.gpu_ids.insert(facts.uuid.clone(), gpu);
+        // A whole GPU may have another size now, and more than its tenant may ever have.
+        self.unskip_all();
     }
 
     fn update_debt_clock(&mut self, tenant: TenantId) {
@@ -585,15 +291,6 @@ impl State {
         }
     }
 
-    fn drop_readings(&mut self, lease: LeaseId) {
-        self.set_due(lease, None);
-        for process in self.readings.remove(&lease).unwrap_or_default().members {
-            if self.owners.get(&process) == Some(&lease) {
-                self.owners.remove(&process);
-            }
-        }
-    }
-
     // ---- what is seen ------------------------------------------------------
 
     pub(crate) fn configure(&mut self, policy: Policy) {
@@ -603,7 +300,7 @@ impl State {
         }
         self.recount();
         let held: Vec<LeaseId> = self.rows.leases.values().filter(|l| l.hold().is_some()).map(|l| l.id).collect();
-        held.into_iter().for_each(|lease| self.set_ends(lease));
+        held.into_iter().for_each(|lease| self.update_ends(lease));
         // A shorter limit on how long leases stay parked holds for those that are; when one comes due, it is looked at.
         let parked: Vec<Lease> =
             self.rows.leases.values().filter(|l| matches!(l.phase, Phase::Parked(..))).cloned().collect();
@@ -611,7 +308,7 @@ impl State {
     }
 
     /// Counts anew what quotas count, and lines everybody up again: the rules changed, or a group.
-    fn recount(&mut self) {
+    pub(crate) fn recount(&mut self) {
         self.ledger = QuotaLedger::new(&self.rows, &self.policy);
         self.waiting_sizes.clear();
         let unbound = self.planted(Mutant::NoClamp);
@@ -623,7 +320,7 @@ impl State {
         self.update_debt_clocks();
         for lease in self.rows.leases.values().cloned().collect::<Vec<_>>() {
             if lease.queued_since().is_some() {
-                self.enqueue(&lease);
+                self.put_into_queue(&lease);
             }
             if lease.is_on_gpus()
                 && let Some(hold) = lease.hold()
@@ -855,7 +552,7 @@ impl State {
         self.last_event.is_some_and(|heard| now.since(heard) > Span(STALL.0 / 2))
     }
     /// The same state on a disk that is known to be full before anything is decided: no grants until
-    /// [`Event::DiskFreed`](crate::event::Event::DiskFreed).
+    /// [`DaemonEvent::DiskFreed`](DaemonEvent::DiskFreed).
     #[must_use]
     pub fn on_a_full_disk(self) -> State {
         State { disk_full: true, ..self }
@@ -882,14 +579,4 @@ impl State {
         let rank = if self.planted(Mutant::ServeLast) { -rank } else { rank };
         QueuePlace { rank, lease: lease.id, arrival }
     }
-}
-
-/// The least of a card that an ask would do with; nothing for a whole card.
-fn least_acceptable(ask: &LeaseRequest) -> Option<Bytes> {
-    // What a parked holder lacks changes with what is left of it on its cards.
-    let returns = matches!(ask.gpus_allowed, Some(GpuSelector::These(_))).then_some(Bytes(1));
-    returns.or(ask.at_least).or(match ask.vram {
-        Vram::Bytes(vram) => Some(vram),
-        Vram::Whole => None,
-    })
 }

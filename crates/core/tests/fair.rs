@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use sublet_core::event::{Caller, Event, EventAnswer};
+use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent};
 use sublet_core::ids::LeaseId;
 use sublet_core::policy::estimates;
 use sublet_core::policy::explain::{self, Bound};
@@ -57,7 +58,7 @@ impl World {
     fn new(cards: usize, policy: Policy) -> World {
         let mut state = State::new(Rows::default(), policy);
         let facts = |index: u32| GpuFacts::plain(index, TOTAL);
-        decide(&mut state, Time::ZERO, Event::Listed((0..cards as u32).map(facts).collect()));
+        decide(&mut state, Time::ZERO, Event::Gpu(GpuEvent::Listed((0..cards as u32).map(facts).collect())));
         let mut world =
             World { state, cards, now: 0, left: BTreeMap::new(), waits: BTreeMap::new(), held: BTreeMap::new() };
         world.look();
@@ -68,16 +69,16 @@ impl World {
         Time(self.now * 1_000_000)
     }
 
-    fn take(&mut self, event: Event) -> EventAnswer {
+    fn take(&mut self, event: impl Into<Event>) -> EventAnswer {
         let now = self.at();
-        decide(&mut self.state, now, event).answer
+        decide(&mut self.state, now, event.into()).answer
     }
 
     fn look(&mut self) {
         let begun = self.at();
         for card in 0..self.cards {
             let reading = Reading::Used(GpuUsage { free: TOTAL, processes: Vec::new(), coarse: false });
-            self.take(Event::Observed { card: format!("GPU-{card}"), observation: GpuReading { begun, reading } });
+            self.take(GpuEvent::ReadingTaken { gpu: format!("GPU-{card}"), reading: GpuReading { begun, reading } });
         }
     }
 
@@ -86,7 +87,7 @@ impl World {
         let ask = LeaseRequest { gpus: job.gpus, tier: job.tier, ..LeaseRequest::plain(Bytes::gib(job.gib), term) };
         let by = caller(job.tenant);
         let EventAnswer::Lease(lease) =
-            self.take(Event::Asked { by, ask, wait: Some(Span::secs(7 * 86_400)), root: None })
+            self.take(LeaseEvent::Requested { by, request: ask, wait: Some(Span::secs(7 * 86_400)), root: None })
         else {
             panic!("an ask was refused")
         };
@@ -136,13 +137,13 @@ impl World {
         }
         for lease in done {
             if let Some((job, _)) = self.left.remove(&lease) {
-                self.take(Event::Released { by: caller(job.tenant), lease, epoch: None });
+                self.take(LeaseEvent::ReleaseRequested { by: caller(job.tenant), lease, fence: None });
             }
         }
         for (lease, epoch, tenant) in renewed {
-            self.take(Event::Renewed { by: caller(tenant), lease, epoch });
+            self.take(LeaseEvent::RenewalRequested { by: caller(tenant), lease, fence: epoch });
         }
-        self.take(Event::Ticked);
+        self.take(DaemonEvent::Ticked);
         self.look();
         for lease in again {
             if let Some((job, left)) = self.left.remove(&lease)

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use sublet_core::action::Action;
 use sublet_core::event::{Event, EventAnswer};
+use sublet_core::facts::LeaseAction;
 use sublet_core::rows::{EndedLease, Rows};
 use sublet_core::settings::Policy;
 use sublet_core::units::Time;
@@ -105,5 +106,5 @@ impl<R> Engine<R> {
 }
 
 fn ends(action: &Action) -> bool {
-    matches!(action, Action::End { .. } | Action::Retire { .. })
+    matches!(action, Action::Lease(LeaseAction::End { .. } | LeaseAction::Retire { .. }))
 }

@@ -1,10 +1,11 @@
 //! Sentences for people, where machines read codes.
 
+mod actions;
+
+pub use actions::action;
+
 use crate::idempotency::{ANSWERS_OF_TENANT, KEPT_AT_LEAST};
 use crate::loss;
-use crate::signals;
-use sublet_core::action::{Action, Hint, UnparkReason, Wake};
-use sublet_core::aside::AsideOver;
 use sublet_core::event::Refusal;
 use sublet_core::ids::{GpuId, LeaseId, ProcKey};
 use sublet_core::method::Method;
@@ -15,12 +16,11 @@ use sublet_core::policy::room_plan::RoomPlan;
 use sublet_core::queue::QueuePlace;
 use sublet_core::quota::{CappedResource, QuotaBlock};
 use sublet_core::reading::Unreadable;
-use sublet_core::request::{RequestError, Vram};
+use sublet_core::request::RequestError;
 use sublet_core::rows::{EndReason, GpuService, Lease};
 use sublet_core::settings::AsideAllow;
 use sublet_core::state::State;
 use sublet_core::units::{Bytes, Time};
-use sublet_core::unleased::{self, RuleAction};
 use sublet_wire::size::show;
 use sublet_wire::span;
 use sublet_wire::{self as wire, Code, Problem};
@@ -470,199 +470,6 @@ fn detail(refusal: &Refusal) -> String {
     }
 }
 
-/// An action of the log, in one sentence.
-pub fn action(action: &Action) -> String {
-    match action {
-        Action::Start { .. } => "the daemon started".to_owned(),
-        Action::Grace { .. } => "the daemon was not running; no lease expires for a while".to_owned(),
-        Action::Enrol { name, .. } => format!("{name} made its first request"),
-        Action::Regroup { tenant, groups } if groups.is_empty() => format!("tenant #{tenant} is in no capped group"),
-        Action::Regroup { tenant, groups } => format!("tenant #{tenant} belongs to {}", groups.join(", ")),
-        Action::Day { .. } => "a new day began: daily budgets are reset".to_owned(),
-        Action::List { facts, .. } => {
-            format!("GPU {} is {} with {} ({})", facts.index, facts.name, show(facts.total.0), facts.uuid)
-        }
-        Action::Serve { card, service: state } => {
-            format!("GPU #{card} {}", service(state).unwrap_or_else(|| "is in service".to_owned()))
-        }
-        Action::Queue { lease, ask, .. } => {
-            let size = match ask.vram {
-                Vram::Bytes(bytes) => show(bytes.0),
-                Vram::Whole => "a whole GPU".to_owned(),
-            };
-            let gpus = if ask.gpus == 1 { String::new() } else { format!(" on each of {} GPUs", ask.gpus) };
-            format!("{lease} requests {size}{gpus}")
-        }
-        Action::Grant { lease, vram, epoch, .. } => format!("{lease} is granted {} with fence {epoch}", show(vram.0)),
-        Action::Renew { lease, idle: false, .. } => format!("{lease} is renewed"),
-        Action::Renew { lease, idle: true, .. } => format!("{lease} is extended unused, because no request waits"),
-        Action::Bind { lease, process } => format!("process {process} belongs to {lease}"),
-        Action::SetAside { card, aside } => {
-            let (by, left) = (&aside.by, span::show(aside.until.since(aside.renewed).as_secs_f64()));
-            let goes_on = if aside.since == aside.renewed { "steps aside" } else { "goes on stepping aside" };
-            format!("GPU #{card} {goes_on} for {by}, for {left} at most")
-        }
-        Action::EndAside { card, by, how, .. } => {
-            let why = match how {
-                AsideOver::Asked => "it was ended",
-                AsideOver::Time => "its time is over",
-                AsideOver::HostRebooted => "the host was rebooted",
-            };
-            format!("GPU #{card} no longer steps aside for {by}: {why}")
-        }
-        Action::Park { lease, booked, rung, room_for, aside, .. } => {
-            let room_for = room_for.map(|waiter| format!(" for {waiter}"));
-            let aside = aside.map(|card| format!(" because GPU #{card} steps aside"));
-            let room_for = room_for.or(aside).unwrap_or_default();
-            match rung {
-                Method::Hook => format!("{lease} is being parked{room_for} by its hook"),
-                Method::Driver => format!(
-                    "{lease} is being parked{room_for} by the driver; {} of host memory are booked",
-                    show(booked.0)
-                ),
-                Method::Shim | Method::End => {
-                    format!("{lease} is being parked{room_for}; {} of host memory are booked", show(booked.0))
-                }
-            }
-        }
-        Action::Over { lease, seen, .. } => {
-            format!("{lease} uses {} on a GPU, more than its lease; its program is told", show(seen.0))
-        }
-        Action::Within { lease } => format!("{lease} no longer exceeds its lease"),
-        Action::Grow { lease, vram, .. } => format!("{lease} is enlarged to {} per GPU", show(vram.0)),
-        Action::Notice { lease, at, until, room_for } => {
-            let left = until.since(*at).secs_ceil();
-            match lease == room_for {
-                true => format!("{lease} is told that its term is over in {left} s"),
-                false => format!("{lease} is told that it ends in {left} s, for {room_for}"),
-            }
-        }
-        Action::Spare { lease } => format!("{lease} continues: no request needs its GPUs any more"),
-        Action::Signal { lease, signal, processes, left_out, .. } => {
-            let pids = |of: &[ProcKey]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            let sent = format!("{} is sent to {} of {lease}", signals::name(*signal), pids(processes));
-            match left_out.as_slice() {
-                [] => sent,
-                others => format!("{sent}; not to {}, run by another user", pids(others)),
-            }
-        }
-        Action::Unpark { lease, why, .. } => {
-            let why = match why {
-                UnparkReason::Refused(why) => why.clone(),
-                UnparkReason::Silent => "one of its programs did not answer in time".to_owned(),
-                UnparkReason::Unclear => {
-                    "the driver reports no bytes per process, and the readings of its GPUs did not drop".to_owned()
-                }
-                UnparkReason::NotSeen => {
-                    "its programs reported that they freed their VRAM, and the readings show otherwise".to_owned()
-                }
-            };
-            format!("{lease} stays on its GPUs: {why}")
-        }
-        Action::Parked { lease, .. } => format!("{lease} is parked: two readings show its GPUs without its bytes"),
-        Action::Want { lease, wake, .. } => match wake {
-            Some(Wake::Use) | None => format!("{lease} needs its GPUs and waits for them"),
-            Some(Wake::Resume) => format!("{lease} was asked to resume, and waits for its GPUs"),
-            Some(Wake::Hint(Hint::Terminal)) => {
-                format!("{lease} got input at its terminal, and waits for its GPUs")
-            }
-            Some(Wake::Hint(Hint::BlockedCall)) => format!("{lease} called CUDA, and waits for its GPUs"),
-        },
-        Action::Resume { lease, vram, .. } => {
-            format!("{lease} is being resumed, with {} per GPU", show(vram.0))
-        }
-        Action::Deepen { lease, .. } => format!("{lease} is parked further: its CUDA contexts leave the GPUs too"),
-        Action::Shallow { lease, why, .. } => format!("the CUDA contexts of {lease} stay on its GPUs: {why}"),
-        Action::Retreat { lease, .. } => format!("{lease} found no room when it was resumed, and is parked again"),
-        Action::Resumed { lease, .. } => format!("{lease} is resumed"),
-        Action::End { lease, reason, why, .. } => {
-            let said = match (reason, why) {
-                (_, None) => String::new(),
-                (EndReason::DiedParking, Some(why)) => format!(" ({why})"),
-                (_, Some(why)) => format!(" (it said: {why})"),
-            };
-            ended(&lease.to_string(), *reason) + &said
-        }
-        Action::Died { lease, why, .. } => {
-            format!("{} ({why})", ended(&lease.to_string(), EndReason::DiedParking))
-        }
-        Action::IssueToken { token } => {
-            let name = token.name.as_ref().map_or_else(String::new, |name| format!(" ({name})"));
-            let scope = if token.read_only { "may read" } else { "may request leases" };
-            format!("token {}{name} of {} is made; it {scope}", token.id, token.tenant)
-        }
-        Action::RevokeToken { token, tenant, .. } => format!("token {token} of {tenant} is revoked"),
-        Action::Find { stranger } => {
-            let was = if stranger.must_leave_by.is_some() { "warned" } else { "ended" };
-            let again = stranger.successor_of.map_or_else(String::new, |former| match stranger.step {
-                // The same process left its GPUs for a moment.
-                unleased::UnleasedStep::Signalled { .. } => format!(", which is the same process as {former}"),
-                _ => format!(", again after {former} was {was}"),
-            });
-            let (id, who) = (stranger.id, stranger.audit.owner_words());
-            match stranger.lease {
-                None => format!("{id} uses a GPU without a lease: {who}{again}"),
-                Some(lease) => {
-                    let gpus = if stranger.gpus.len() == 1 { "this GPU" } else { "these GPUs" };
-                    format!("{id} uses a GPU and belongs to {lease}, which is not for {gpus}: {who}{again}")
-                }
-            }
-        }
-        Action::Reaudit { stranger, audit, .. } => format!("{stranger} is {} now", audit.owner_words()),
-        Action::Warn { stranger, at, until } => {
-            let left = until.since(*at).secs_ceil();
-            format!("{stranger} is warned: it has {left} s to leave, or to get a lease with `sublet adopt`")
-        }
-        Action::Strike { stranger, signal, processes, .. } => {
-            let pids: Vec<String> = processes.iter().map(ToString::to_string).collect();
-            format!("{} will be sent to {} of {stranger}", signals::name(*signal), pids.join(", "))
-        }
-        Action::Struck { stranger, signal, outcome, .. } => {
-            let signal = signals::name(*signal);
-            let told: Vec<String> = outcome
-                .iter()
-                .map(|struck| match (&struck.refused, struck.uid) {
-                    (None, None) => format!("{} got it", struck.process),
-                    (None, Some(uid)) => format!("{} got it, by then of uid {uid}", struck.process),
-                    (Some(why), _) => format!("{} did not: {why}", struck.process),
-                })
-                .collect();
-            format!("{signal} was sent to {stranger}: {}", told.join(", "))
-        }
-        Action::Take { stranger, lease, .. } => {
-            format!("{stranger} ignored its warning: it has {lease} now, in order to be parked")
-        }
-        Action::NotMoved { stranger, why, .. } => format!("{stranger} could not be parked: {why}"),
-        Action::Relent { stranger, until: None, .. } => format!("{stranger} is left alone for now"),
-        Action::Relent { stranger, .. } => {
-            format!("{stranger} is not the process that was audited: it is audited again")
-        }
-        Action::Survived { stranger, .. } => format!("{stranger} survived SIGKILL"),
-        Action::Close { stranger: id, how, .. } => match how {
-            unleased::UnleasedEnd::Exited => format!("{id} exited"),
-            unleased::UnleasedEnd::OffGpus => format!("{id} has left the GPUs"),
-            unleased::UnleasedEnd::Adopted(lease) => format!("{id} has a lease now: {lease}"),
-            unleased::UnleasedEnd::Parked(lease) => {
-                format!("{id} is parked, and has {lease}: `sublet resume {lease}` brings it back")
-            }
-            unleased::UnleasedEnd::Matched(lease) => format!("{id} belongs to {lease}"),
-            unleased::UnleasedEnd::HostRebooted => format!("{id} is gone: the host was rebooted"),
-        },
-        Action::SetMode { card, mode } => format!("GPU #{card}: unleased processes are handled by mode `{mode}`"),
-        Action::SetRule { rule } => {
-            let what = match rule.action {
-                RuleAction::Allow => "are left alone",
-                RuleAction::Deny => "may be ended even in a container or if they only draw",
-                RuleAction::Adopt { .. } => "get a lease where they are found",
-            };
-            format!("rule {}: processes of {} {what}", rule.id, rule.subject)
-        }
-        Action::AcceptLoss { loss: lost } => format!("an operator accepts a loss: {}", loss::sentence(lost)),
-        Action::DropRule { rule } => format!("rule {rule} is removed"),
-        Action::Retire { lease, .. } => format!("the GPUs of {lease} were read again; its bytes no longer count"),
-    }
-}
-
 /// The sentence that a tenant used as many Idempotency-Keys as are kept, all of them lately.
 pub fn too_many_keys(after_s: u64) -> Problem {
     let (kept, lately) = (ANSWERS_OF_TENANT, KEPT_AT_LEAST.secs_ceil());
@@ -676,7 +483,7 @@ pub fn too_many_keys(after_s: u64) -> Problem {
 mod tests {
     use super::*;
     use sublet_core::decide::decide;
-    use sublet_core::event::Event;
+    use sublet_core::facts::GpuEvent;
     use sublet_core::reading::GpuFacts;
     use sublet_core::rows::Rows;
     use sublet_core::settings::Policy;
@@ -684,7 +491,7 @@ mod tests {
     #[test]
     fn a_restore_obstacle_names_the_lease_or_process_and_what_helps() {
         let mut state = State::new(Rows::default(), Policy::default());
-        decide(&mut state, Time::ZERO, Event::Listed(vec![GpuFacts::plain(0, Bytes::gib(24))]));
+        decide(&mut state, Time::ZERO, GpuEvent::Listed(vec![GpuFacts::plain(0, Bytes::gib(24))]).into());
         let says = |who: RestoreObstacle, name: Option<&str>| restore_obstacle(&state, who, name.map(str::to_owned));
         let gpu = GpuId(0);
         assert_eq!(

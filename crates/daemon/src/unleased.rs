@@ -94,8 +94,8 @@ impl View<'_> {
 }
 
 /// True if a caller may see an unleased process: an operator all, a local user its own.
-pub(crate) fn may_see(by: &Caller, unleased: &UnleasedProcess) -> bool {
-    by.operator || (by.token.is_none() && enforcement::tenant_of(&unleased.audit) == by.tenant)
+pub(crate) fn may_see(by: &Caller, stranger: &UnleasedProcess) -> bool {
+    by.operator || (by.token.is_none() && stranger.audit.tenant_name() == by.tenant)
 }
 
 /// A rule as clients see it.

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sublet_core::action::Action;
+use sublet_core::facts::{LeaseChange, TouchedRow};
 use sublet_core::ids::{GpuId, LeaseId, TenantId, TokenId};
 use sublet_core::rows::{EndedLease, Gpu, Lease, LeaseEnd, Meta, Phase, Rows, Tenant};
 use sublet_core::token::Token;
@@ -105,7 +106,7 @@ impl Batch {
 /// A batch that is being filled.
 ///
 /// ```text
-/// let ended = rows.apply(&action);
+/// let ended = rows.apply(&action)?;
 /// open.push(entry, ended);          // for each action
 /// let batch = open.close(&rows, now);
 /// ```
@@ -118,24 +119,13 @@ pub struct OpenBatch {
     answers: Vec<StoredAnswer>,
     meta: bool,
     tenants: BTreeSet<TenantId>,
-    cards: BTreeSet<GpuId>,
-    leases: BTreeMap<LeaseId, Touched>,
+    gpus: BTreeSet<GpuId>,
+    leases: BTreeMap<LeaseId, LeaseChange>,
     tokens: BTreeSet<TokenId>,
-    strangers: BTreeSet<UnleasedId>,
+    unleased: BTreeSet<UnleasedId>,
     rules: BTreeSet<RuleId>,
     /// Every tenant's row changed.
     all_tenants: bool,
-}
-
-/// What the actions did to a lease.
-#[derive(Clone, Copy, Debug, Default)]
-struct Touched {
-    /// No earlier batch knows it.
-    queued: bool,
-    /// Its tenant was charged, so the tenant's row changed.
-    charged: bool,
-    /// More changed than its phase.
-    rewritten: bool,
 }
 
 impl OpenBatch {
@@ -151,98 +141,25 @@ impl OpenBatch {
 
     /// Adds an entry that was just applied to the rows, and the lease that it ended, if any.
     pub fn push(&mut self, entry: LogEntry, ended: Option<EndedLease>) {
-        match &entry.action {
-            Action::Start { .. } | Action::Grace { .. } => self.meta = true,
-            Action::Day { .. } => {
-                self.meta = true;
-                self.all_tenants = true;
-            }
-            Action::Enrol { tenant, .. } | Action::Regroup { tenant, .. } => {
-                self.tenants.insert(*tenant);
-            }
-            Action::List { card, .. }
-            | Action::Serve { card, .. }
-            | Action::SetMode { card, .. }
-            | Action::SetAside { card, .. }
-            | Action::EndAside { card, .. } => {
-                self.cards.insert(*card);
-            }
-            Action::Queue { lease, .. } => {
-                self.meta = true;
-                let touched = self.touch(*lease);
-                (touched.queued, touched.rewritten) = (true, true);
-            }
-            Action::Grant { lease, .. } => {
-                self.meta = true;
-                let touched = self.touch(*lease);
-                (touched.charged, touched.rewritten) = (true, true);
-            }
-            Action::Renew { lease, .. } | Action::Grow { lease, .. } => {
-                let touched = self.touch(*lease);
-                (touched.charged, touched.rewritten) = (true, true);
-            }
-            Action::Parked { lease, .. } | Action::Resume { lease, .. } | Action::Resumed { lease, .. } => {
-                let touched = self.touch(*lease);
-                (touched.charged, touched.rewritten) = (true, true);
-            }
-            Action::Park { lease, .. }
-            | Action::Unpark { lease, .. }
-            | Action::Want { lease, .. }
-            | Action::Retreat { lease, .. }
-            | Action::Deepen { lease, .. }
-            | Action::Shallow { lease, .. }
-            | Action::Died { lease, .. }
-            | Action::Over { lease, .. }
-            | Action::Within { lease }
-            | Action::Notice { lease, .. }
-            | Action::Spare { lease }
-            | Action::Signal { lease, .. }
-            | Action::Bind { lease, .. } => self.touch(*lease).rewritten = true,
-            Action::End { lease, told, .. } => {
-                // The statistics of how late waiters start are in `meta`, over all tenants.
-                self.meta |= told.is_some();
-                self.touch(*lease).charged = true;
-            }
-            // The tenant's row records how long the program took to end.
-            Action::Retire { lease, ran } => self.touch(*lease).charged |= ran.is_some(),
-            Action::IssueToken { token } => {
-                self.meta = true;
-                self.tokens.insert(token.id);
-            }
-            Action::RevokeToken { token, .. } => {
-                self.tokens.insert(*token);
-            }
-            Action::SetRule { rule } => {
-                self.meta = true;
-                self.rules.insert(rule.id);
-            }
-            // It changes no row.
-            Action::AcceptLoss { .. } => {}
-            Action::DropRule { rule } => {
-                self.rules.insert(*rule);
-            }
-            Action::Find { stranger } => {
-                self.meta = true;
-                self.strangers.insert(stranger.id);
-            }
-            Action::Reaudit { stranger, .. }
-            | Action::Warn { stranger, .. }
-            | Action::Strike { stranger, .. }
-            | Action::Struck { stranger, .. }
-            | Action::Take { stranger, .. }
-            | Action::NotMoved { stranger, .. }
-            | Action::Relent { stranger, .. }
-            | Action::Survived { stranger, .. }
-            | Action::Close { stranger, .. } => {
-                self.strangers.insert(*stranger);
+        let touched = entry.action.touched();
+        self.meta |= touched.meta;
+        match touched.row {
+            TouchedRow::None => {}
+            TouchedRow::Tenant(tenant) => drop(self.tenants.insert(tenant)),
+            TouchedRow::AllTenants => self.all_tenants = true,
+            TouchedRow::Gpu(gpu) => drop(self.gpus.insert(gpu)),
+            TouchedRow::Token(token) => drop(self.tokens.insert(token)),
+            TouchedRow::Unleased(id) => drop(self.unleased.insert(id)),
+            TouchedRow::Rule(rule) => drop(self.rules.insert(rule)),
+            TouchedRow::Lease(lease, change) => {
+                let row = self.leases.entry(lease).or_default();
+                row.is_new |= change.is_new;
+                row.is_rewritten |= change.is_rewritten;
+                row.is_charged |= change.is_charged;
             }
         }
         self.past.extend(ended);
         self.entries.push(entry);
-    }
-
-    fn touch(&mut self, lease: LeaseId) -> &mut Touched {
-        self.leases.entry(lease).or_default()
     }
 
     /// Adds an answer to store.
@@ -254,7 +171,7 @@ impl OpenBatch {
     /// and begins anew.
     pub fn close(&mut self, rows: &Rows, at: Time) -> Batch {
         let mut open = std::mem::take(self);
-        let charged = |id: &LeaseId| open.leases.get(id).is_some_and(|touched| touched.charged);
+        let charged = |id: &LeaseId| open.leases.get(id).is_some_and(|touched| touched.is_charged);
         let live = open.leases.keys().filter(|id| charged(id)).filter_map(|id| rows.leases.get(id));
         let over = open.past.iter().filter(|ended| charged(&ended.id));
         open.tenants.extend(live.map(|lease| lease.tenant).chain(over.map(|ended| ended.tenant)));
@@ -266,14 +183,14 @@ impl OpenBatch {
         let tenant = |id: TenantId| Some((id, rows.tenants.get(id.0 as usize)?.clone()));
         batch.tenants = open.tenants.into_iter().filter_map(tenant).collect();
         let card = |id: GpuId| Some((id, rows.gpus.get(usize::from(id.0))?.clone()));
-        batch.cards = open.cards.into_iter().filter_map(card).collect();
+        batch.cards = open.gpus.into_iter().filter_map(card).collect();
         for id in open.tokens {
             match rows.tokens.get(&id) {
                 Some(token) => batch.tokens.push(token.clone()),
                 None => batch.revoked.push(id),
             }
         }
-        for id in open.strangers {
+        for id in open.unleased {
             match rows.unleased.get(&id) {
                 Some(stranger) => batch.strangers.push(stranger.clone()),
                 None => batch.closed.push(id),
@@ -289,13 +206,13 @@ impl OpenBatch {
             match rows.leases.get(&id) {
                 // Of one that was never parked, and had no more than its lease, nothing else has changed.
                 Some(Lease { phase: Phase::Ending(hold, finish), .. })
-                    if !touched.rewritten && hold.history.is_none() =>
+                    if !touched.is_rewritten && hold.history.is_none() =>
                 {
                     batch.ending.push((id, finish.clone()));
                 }
-                Some(lease) if touched.queued => batch.new.push(lease.clone()),
+                Some(lease) if touched.is_new => batch.new.push(lease.clone()),
                 Some(lease) => batch.leases.push(lease.clone()),
-                None if touched.queued => {}
+                None if touched.is_new => {}
                 None => batch.gone.push(id),
             }
         }

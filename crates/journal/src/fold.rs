@@ -1,14 +1,11 @@
 //! Folding: the log's entries applied one by one to the rows they began with.
 //!
-//! [`Rows::apply`] trusts its actions, but a file cannot be trusted. So an entry that
-//! does not fit the rows before it is reported here, and not applied.
+//! A file cannot be trusted: an entry that does not fit the rows before it is reported here, and not applied.
 
 use crate::chain::{EntryHeader, Hash, Hasher};
 use crate::read::LogLine;
 use sublet_core::action::{Action, FORMAT};
-use sublet_core::ids::{GpuId, LeaseId};
 use sublet_core::rows::{EndedLease, Rows};
-use sublet_core::units::Time;
 
 /// Checks an entry against the one before it.
 pub fn check_link(hasher: &mut Hasher, before: &Hash, seq: u64, line: &LogLine) -> Result<(), String> {
@@ -46,86 +43,24 @@ pub fn read_action(line: &LogLine) -> Result<Action, String> {
 
 /// Applies an entry's action.
 pub fn apply_action(rows: &mut Rows, line: &LogLine, action: &Action) -> Result<Option<EndedLease>, String> {
-    check_action(rows, action).map_err(|what| entry_error(line, what))?;
-    Ok(rows.apply(action))
+    if action.overflows_totals(rows) {
+        return Err(entry_error(line, "charges more than can be counted"));
+    }
+    rows.apply(action).map_err(|broken| entry_error(line, &broken.what))
 }
 
 fn entry_error(line: &LogLine, what: &str) -> String {
     format!("entry {} of the log {what}", line.seq)
 }
 
-/// Refuses an action that cannot be applied to `rows`, and says why.
-fn check_action(rows: &Rows, action: &Action) -> Result<(), &'static str> {
-    let check = |fits: bool, what| if fits { Ok(()) } else { Err(what) };
-    let knows = |cards: &[GpuId]| cards.iter().all(|card| usize::from(card.0) < rows.gpus.len());
-    match action {
-        Action::Enrol { tenant, .. } => check(tenant.0 as usize == rows.tenants.len(), "enrols a tenant out of order"),
-        Action::List { card, .. } => check(usize::from(card.0) <= rows.gpus.len(), "lists a card out of order"),
-        Action::Serve { card, .. }
-        | Action::SetMode { card, .. }
-        | Action::SetAside { card, .. }
-        | Action::EndAside { card, .. } => check(usize::from(card.0) < rows.gpus.len(), "names an unknown card"),
-        Action::Start { lease_floor, .. } => check(*lease_floor < u64::MAX, "names an impossible lease"),
-        Action::Queue { lease, tenant, .. } => {
-            check(lease.0 < u64::MAX, "names an impossible lease")?;
-            check((tenant.0 as usize) < rows.tenants.len(), "names an unknown tenant")
-        }
-        Action::Regroup { tenant, .. } => check((tenant.0 as usize) < rows.tenants.len(), "names an unknown tenant"),
-        Action::IssueToken { token } => {
-            check(token.id.0 < u32::MAX, "names an impossible token")?;
-            check(!rows.tokens.contains_key(&token.id), "makes a token that is there")
-        }
-        Action::RevokeToken { token, .. } => check(rows.tokens.contains_key(token), "revokes an unknown token"),
-        Action::SetRule { rule } => check(rule.id.0 < u32::MAX, "names an impossible rule"),
-        Action::DropRule { rule } => check(rows.rules.contains_key(rule), "drops an unknown rule"),
-        Action::Find { stranger } => {
-            check(stranger.id.0 < u64::MAX, "names an impossible stranger")?;
-            check(knows(&stranger.gpus), "names an unknown card")?;
-            check(!rows.unleased.contains_key(&stranger.id), "finds a stranger that is there")
-        }
-        Action::Reaudit { stranger, cards, .. } => {
-            check(knows(cards), "names an unknown card")?;
-            check(rows.unleased.contains_key(stranger), "names an unknown stranger")
-        }
-        Action::Warn { stranger, .. }
-        | Action::Strike { stranger, .. }
-        | Action::Struck { stranger, .. }
-        | Action::Take { stranger, .. }
-        | Action::NotMoved { stranger, .. }
-        | Action::Relent { stranger, .. }
-        | Action::Survived { stranger, .. }
-        | Action::Close { stranger, .. } => check(rows.unleased.contains_key(stranger), "names an unknown stranger"),
-        Action::Grant { epoch, cards, .. } => {
-            check(knows(cards), "names an unknown card")?;
-            check(epoch.0 < u64::MAX, "names an impossible epoch")
-        }
-        Action::End { lease, at, .. } => check(can_be_charged(rows, *lease, at.0), "charges more than can be counted"),
-        _ => Ok(()),
-    }
-}
-
-/// True if the tenant's totals do not overflow when the lease ends at `at_us`.
-fn can_be_charged(rows: &Rows, lease: LeaseId, at_us: u64) -> bool {
-    let Some(lease) = rows.leases.get(&lease) else { return true };
-    let Some(hold) = lease.hold().filter(|_| lease.is_held()) else { return true };
-    let (card_us, byte_us) = hold.charge(Time(at_us));
-    let sum = || {
-        let tenant = rows.tenants.get(lease.tenant.0 as usize)?;
-        at_us.saturating_sub(hold.granted.0).checked_mul(hold.gpus.len() as u64)?;
-        tenant.leases.checked_add(1)?;
-        tenant.gpu_us.checked_add(card_us)?;
-        tenant.byte_us.checked_add(byte_us)
-    };
-    sum().is_some()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sublet_core::ids::{Fence, TenantId};
+    use sublet_core::facts::{GpuAction, LeaseAction, TenantAction};
+    use sublet_core::ids::{Fence, GpuId, LeaseId, TenantId};
     use sublet_core::reading::GpuFacts;
     use sublet_core::request::{LeaseRequest, Term};
-    use sublet_core::units::{Bytes, Span};
+    use sublet_core::units::{Bytes, Span, Time};
 
     const LEASE: LeaseId = LeaseId(1);
 
@@ -138,21 +73,37 @@ mod tests {
     /// A tenant with a lease that waits, and a GPU.
     fn rows() -> Rows {
         let mut rows = Rows::default();
-        let (tenant, card, name) = (TenantId(0), GpuId(0), "uid:0".to_owned());
-        let ask = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
+        let (tenant, gpu, name) = (TenantId(0), GpuId(0), "uid:0".to_owned());
         for action in [
-            Action::Enrol { tenant, name },
-            Action::List { card, facts: GpuFacts::plain(0, Bytes::gib(24)) },
-            Action::Queue { lease: LEASE, tenant, ask, at: Time(1), give_up: Time(9), root: None, token: None },
+            TenantAction::Add { tenant, name }.into(),
+            GpuAction::SetFacts { gpu, facts: GpuFacts::plain(0, Bytes::gib(24)) }.into(),
+            queue(LEASE),
         ] {
             fold(&mut rows, &action).unwrap();
         }
         rows
     }
 
-    fn grant(cards: Vec<GpuId>, until: Time) -> Action {
-        let (vram, epoch, at) = (Bytes::gib(24), Fence(1), Time(1));
-        Action::Grant { lease: LEASE, cards, vram, epoch, at, until, mark: None, before: None, turn: None, told: None }
+    fn queue(lease: LeaseId) -> Action {
+        let request = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
+        let (tenant, at, give_up) = (TenantId(0), Time(1), Time(9));
+        LeaseAction::Queue { lease, tenant, request, at, give_up, root: None, token: None }.into()
+    }
+
+    fn grant(lease: LeaseId, gpus: Vec<GpuId>, until: Time) -> Action {
+        let grant = LeaseAction::Grant {
+            lease,
+            gpus,
+            vram: Bytes::gib(24),
+            fence: Fence(1),
+            at: Time(1),
+            until,
+            debt_clock: None,
+            not_beyond: None,
+            first_since: None,
+            expected: None,
+        };
+        grant.into()
     }
 
     #[test]
@@ -160,8 +111,8 @@ mod tests {
         let mut rows = rows();
         let before = rows.clone();
         for (action, what) in [
-            (Action::Regroup { tenant: TenantId(1), groups: Vec::new() }, "tenant"),
-            (grant(vec![GpuId(0), GpuId(1)], Time(9)), "card"),
+            (TenantAction::SetGroups { tenant: TenantId(1), groups: Vec::new() }.into(), "tenant"),
+            (grant(LEASE, vec![GpuId(0), GpuId(1)], Time(9)), "card"),
         ] {
             let error = fold(&mut rows, &action).unwrap_err();
             assert_eq!(error, format!("entry 9 of the log names an unknown {what}"));
@@ -170,10 +121,33 @@ mod tests {
     }
 
     #[test]
+    fn action_that_does_not_fit_the_phase_of_its_lease_is_refused_and_changes_nothing() {
+        let mut rows = rows();
+        let before = rows.clone();
+        let (lease, at) = (LEASE, Time(1));
+        for (action, what) in [
+            (
+                LeaseAction::FinishPark { lease, at, debt_clock: None },
+                "needs the lease L1 to be parking, and it is waiting",
+            ),
+            (LeaseAction::CancelNotice { lease }, "needs the lease L1 to be active, and it is waiting"),
+            (LeaseAction::Retire { lease, ran: None }, "needs the lease L1 to be ending, and it is waiting"),
+            (LeaseAction::ClearOveruse { lease: LeaseId(7) }, "names the lease L7, which is not there"),
+        ] {
+            let error = fold(&mut rows, &action.into()).unwrap_err();
+            assert_eq!(error, format!("entry 9 of the log {what}"));
+            assert_eq!(rows, before);
+        }
+    }
+
+    #[test]
     fn terms_without_end_do_not_overflow_the_budget_of_a_day() {
         let mut rows = rows();
-        for _ in 0..3 {
-            fold(&mut rows, &grant(vec![GpuId(0)], Time(u64::MAX))).unwrap();
+        for lease in (1..=3).map(LeaseId) {
+            if lease != LEASE {
+                fold(&mut rows, &queue(lease)).unwrap();
+            }
+            fold(&mut rows, &grant(lease, vec![GpuId(0)], Time(u64::MAX))).unwrap();
         }
         assert_eq!(rows.tenants[0].today_us, u64::MAX);
     }

@@ -24,6 +24,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use sublet_core::action::{Action, FORMAT};
+use sublet_core::facts::DaemonAction;
 use sublet_core::ids::TenantId;
 use sublet_core::rows::Rows;
 use sublet_core::units::Time;
@@ -138,7 +139,11 @@ impl Journal {
             Ok(tip) => {
                 self.tip = tip;
                 self.keeper.note_commit(tip.seq, tip.hash, batch.entries.last().map(|entry| entry.wall_us));
-                if batch.entries.iter().any(|entry| matches!(entry.action, Action::AcceptLoss { .. })) {
+                if batch
+                    .entries
+                    .iter()
+                    .any(|entry| matches!(entry.action, Action::Daemon(DaemonAction::AcceptLoss { .. })))
+                {
                     self.keeper.note_accepted();
                 }
                 if let Some(past) = &mut self.past {

@@ -4,10 +4,7 @@
 //! unleased process belongs to the user of the process. What remains (starts, GPUs, rules) belongs to [`DAEMON_OWNER`].
 
 use sublet_core::action::Action;
-use sublet_core::ids::TenantId;
-use sublet_core::policy::enforcement::tenant_of;
-use sublet_core::rows::{EndReason, Rows};
-use sublet_core::unleased::UnleasedId;
+use sublet_core::rows::Rows;
 
 /// The owner of the lines of operators and of the daemon itself. No tenant has this name.
 pub const DAEMON_OWNER: &str = "sublet";
@@ -24,50 +21,7 @@ pub struct LineOwner {
 impl LineOwner {
     /// The owner of an action, by the rows before it.
     pub fn of(rows: &Rows, action: &Action) -> LineOwner {
-        let name = match action {
-            Action::Queue { tenant, .. } | Action::Regroup { tenant, .. } => tenant_name(rows, *tenant),
-            Action::Enrol { name, .. } => Some(name.clone()),
-            Action::IssueToken { token } => Some(token.tenant.clone()),
-            Action::RevokeToken { tenant, .. } => Some(tenant.clone()),
-            Action::SetAside { aside, .. } => Some(aside.by.clone()),
-            Action::EndAside { by, .. } => Some(by.clone()),
-            Action::Find { stranger } => Some(tenant_of(&stranger.audit)),
-            action => tenant_of_lease(rows, action).or_else(|| user_of(rows, action.stranger()?)),
-        };
-        LineOwner { name: name.unwrap_or_else(|| DAEMON_OWNER.to_owned()), rank: u8::from(is_cut_last(action)) }
-    }
-}
-
-fn tenant_of_lease(rows: &Rows, action: &Action) -> Option<String> {
-    tenant_name(rows, rows.leases.get(&action.lease()?)?.tenant)
-}
-
-fn tenant_name(rows: &Rows, tenant: TenantId) -> Option<String> {
-    rows.tenants.get(tenant.0 as usize).map(|tenant| tenant.name.clone())
-}
-
-fn user_of(rows: &Rows, stranger: UnleasedId) -> Option<String> {
-    rows.unleased.get(&stranger).map(|stranger| tenant_of(&stranger.audit))
-}
-
-/// True for signals, warnings and operators' acts.
-fn is_cut_last(action: &Action) -> bool {
-    match action {
-        Action::Signal { .. } | Action::Notice { .. } | Action::Over { .. } => true,
-        Action::End { reason, .. } => matches!(reason, EndReason::Revoked | EndReason::OverUse),
-        Action::Warn { .. }
-        | Action::Strike { .. }
-        | Action::Struck { .. }
-        | Action::Take { .. }
-        | Action::Survived { .. } => true,
-        Action::Serve { .. }
-        | Action::SetMode { .. }
-        | Action::SetAside { .. }
-        | Action::EndAside { .. }
-        | Action::SetRule { .. }
-        | Action::DropRule { .. }
-        | Action::IssueToken { .. }
-        | Action::RevokeToken { .. } => true,
-        _ => false,
+        let name = action.line_owner(rows).unwrap_or_else(|| DAEMON_OWNER.to_owned());
+        LineOwner { name, rank: u8::from(action.is_cut_last()) }
     }
 }

@@ -21,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use sublet_core::action::Action;
 use sublet_core::decide;
 use sublet_core::event::{Caller, Event, EventAnswer};
+use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseAction, LeaseEvent};
 use sublet_core::ids::{GpuId, LeaseId};
 use sublet_core::method::Method;
 use sublet_core::movers::MoverReport;
@@ -188,7 +189,7 @@ pub fn drive(setup: &ReplaySetup<'_>) -> ReplayRun {
         calibration: Calibration::new(trace.jobs.len()),
     };
     driver.report_free_memory();
-    driver.apply_event(Event::Listed(setup.host_gpus.facts()));
+    driver.apply_event(Event::Gpu(GpuEvent::Listed(setup.host_gpus.facts())));
     driver.unread_gpus = (0..setup.host_gpus.gpus.len() as u16).map(GpuId).collect();
     driver.read_gpus();
     while driver.step() {}
@@ -221,10 +222,10 @@ impl ReplayDriver<'_> {
         match kind {
             0 => self.finish_first_job(),
             1 => self.report_busy(),
-            2 => self.apply_event(Event::Ticked),
+            2 => self.apply_event(Event::Daemon(DaemonEvent::Ticked)),
             3 => self.read_gpus(),
             4 => self.finish_move(),
-            5 => self.apply_event(Event::Ticked),
+            5 => self.apply_event(Event::Daemon(DaemonEvent::Ticked)),
             _ => {
                 let job = self.arrivals as u32;
                 self.arrivals += 1;
@@ -278,7 +279,11 @@ impl ReplayDriver<'_> {
         let first = course.turns == 0;
         let id = LeaseId(lease as u64);
         let root = self.can_park().then(|| process_of(id));
-        let outcome = decide(&mut self.state, self.now, Event::Asked { by, ask, wait: Some(WAIT_MAX), root });
+        let outcome = decide(
+            &mut self.state,
+            self.now,
+            Event::Lease(LeaseEvent::Requested { by, request: ask, wait: Some(WAIT_MAX), root }),
+        );
         self.events += 1;
         if let EventAnswer::Refused(why) = &outcome.answer {
             self.courses[number as usize].stage = JobStage::Refused;
@@ -297,7 +302,7 @@ impl ReplayDriver<'_> {
         let course = &self.courses[number as usize];
         if course.stage == JobStage::Running && course.turns == turn {
             let by = self.callers[self.setup.trace.jobs[number as usize].tenant as usize].clone();
-            self.apply_event(Event::Released { by, lease: course.lease, epoch: None });
+            self.apply_event(Event::Lease(LeaseEvent::ReleaseRequested { by, lease: course.lease, fence: None }));
         }
     }
 
@@ -305,7 +310,7 @@ impl ReplayDriver<'_> {
     fn report_busy(&mut self) {
         let Some(Reverse((_, lease))) = self.renewals.pop() else { return };
         if matches!(self.state.lease(lease), Some(Lease { phase: Phase::Active(_), .. })) {
-            self.apply_event(Event::Worked { lease });
+            self.apply_event(Event::Lease(LeaseEvent::UseSeen { lease }));
         }
     }
 
@@ -316,7 +321,7 @@ impl ReplayDriver<'_> {
         for card in std::mem::take(&mut self.unread_gpus) {
             let n = usize::from(card.0);
             let observation = GpuReading { begun: self.now, reading: self.moves.reading(card) };
-            self.apply_event(Event::Observed { card: self.uuids[n].clone(), observation });
+            self.apply_event(Event::Gpu(GpuEvent::ReadingTaken { gpu: self.uuids[n].clone(), reading: observation }));
         }
     }
 
@@ -331,8 +336,8 @@ impl ReplayDriver<'_> {
     fn follow_actions(&mut self, actions: &[Action]) {
         for action in actions {
             match action {
-                Action::Queue { lease, .. } => self.job_queued(*lease),
-                Action::Grant { lease, cards, .. } => {
+                Action::Lease(LeaseAction::Queue { lease, .. }) => self.job_queued(*lease),
+                Action::Lease(LeaseAction::Grant { lease, gpus: cards, .. }) => {
                     let number = self.job_of[lease.0 as usize];
                     self.usage.job_granted(number, cards);
                     let course = &mut self.courses[number as usize];
@@ -346,18 +351,23 @@ impl ReplayDriver<'_> {
                         self.schedule_reading(cards);
                         let said = MoverReport::Present { parked: None };
                         let process = process_of(*lease);
-                        self.replies.push_back(Event::Said { lease: *lease, rung: Method::Shim, process, said });
+                        self.replies.push_back(Event::Lease(LeaseEvent::MoverReported {
+                            lease: *lease,
+                            method: Method::Shim,
+                            process,
+                            report: said,
+                        }));
                     }
                 }
-                Action::Renew { lease, .. } => self.schedule_renewal(*lease),
-                Action::Park { lease, room_for, .. } => {
+                Action::Lease(LeaseAction::Renew { lease, .. }) => self.schedule_renewal(*lease),
+                Action::Lease(LeaseAction::Park { lease, room_for, .. }) => {
                     self.preemptions += u64::from(room_for.is_some());
                     self.stop_work(*lease);
                     self.order_move(*lease, MoveDirection::Out);
                 }
-                Action::Retreat { lease, .. } => self.order_move(*lease, MoveDirection::Out),
-                Action::Unpark { lease, .. } => self.order_move(*lease, MoveDirection::Back),
-                Action::Parked { lease, .. } => {
+                Action::Lease(LeaseAction::ParkAgain { lease, .. }) => self.order_move(*lease, MoveDirection::Out),
+                Action::Lease(LeaseAction::Unpark { lease, .. }) => self.order_move(*lease, MoveDirection::Back),
+                Action::Lease(LeaseAction::FinishPark { lease, .. }) => {
                     let number = self.job_of[lease.0 as usize];
                     if let Some(hold) = self.state.lease(*lease).and_then(Lease::hold) {
                         self.usage.job_released(number, &hold.gpus);
@@ -366,21 +376,26 @@ impl ReplayDriver<'_> {
                     self.report_free_memory();
                     // A job is always busy, so it wants its GPUs back at once.
                     let (rung, process, said) = (Method::Shim, process_of(*lease), MoverReport::Used);
-                    self.replies.push_back(Event::Said { lease: *lease, rung, process, said });
+                    self.replies.push_back(Event::Lease(LeaseEvent::MoverReported {
+                        lease: *lease,
+                        method: rung,
+                        process,
+                        report: said,
+                    }));
                 }
-                Action::Resume { lease, .. } => {
+                Action::Lease(LeaseAction::Resume { lease, .. }) => {
                     if let Some(hold) = self.state.lease(*lease).and_then(Lease::hold) {
                         self.usage.job_granted(self.job_of[lease.0 as usize], &hold.gpus);
                     }
                     self.order_move(*lease, MoveDirection::Back);
                 }
-                Action::Resumed { lease, .. } => {
+                Action::Lease(LeaseAction::FinishResume { lease, .. }) => {
                     let course = &mut self.courses[self.job_of[lease.0 as usize] as usize];
                     course.waited = course.waited + self.now.since(course.since);
                     self.start_work(*lease);
                     self.report_free_memory();
                 }
-                Action::End { lease, reason, .. } => {
+                Action::Lease(LeaseAction::End { lease, reason, .. }) => {
                     self.preemptions += u64::from(*reason == EndReason::Preempted);
                     self.lease_ended(*lease, *reason);
                 }
@@ -397,7 +412,7 @@ impl ReplayDriver<'_> {
     fn report_free_memory(&mut self) {
         if self.can_park() {
             let available = Some(self.setup.policy.parking.space.less(self.state.booked_host_memory()));
-            self.replies.push_back(Event::Ram { available });
+            self.replies.push_back(Event::Daemon(DaemonEvent::HostMemoryRead { available }));
         }
     }
 
@@ -450,7 +465,12 @@ impl ReplayDriver<'_> {
             MoveDirection::Back => (job.vram, MoverReport::Resumed, 1),
         };
         self.moves.set_resident(lease, &cards, on_each);
-        self.apply_event(Event::Said { lease, rung: Method::Shim, process: process_of(lease), said });
+        self.apply_event(Event::Lease(LeaseEvent::MoverReported {
+            lease,
+            method: Method::Shim,
+            process: process_of(lease),
+            report: said,
+        }));
         for _ in 0..readings {
             self.now = self.now + READING_DELAY;
             self.usage.advance(self.now);
@@ -495,7 +515,11 @@ impl ReplayDriver<'_> {
         }
         self.stop_work(lease);
         if reason.ends_processes() {
-            self.replies.push_back(Event::Members { lease, processes: Vec::new(), restricted: BTreeMap::new() });
+            self.replies.push_back(Event::Lease(LeaseEvent::MembersRead {
+                lease,
+                processes: Vec::new(),
+                restricted: BTreeMap::new(),
+            }));
         }
         let job = &self.setup.trace.jobs[number as usize];
         let course = &mut self.courses[number as usize];

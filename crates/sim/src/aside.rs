@@ -6,6 +6,7 @@ use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
 use sublet_core::event::{AsideRequest, Event};
+use sublet_core::facts::GpuEvent;
 use sublet_core::units::Span;
 
 impl Sim<'_> {
@@ -31,12 +32,16 @@ impl Sim<'_> {
         let key = rng.pick(&["", "", "game"]);
         let event = if rng.chance(250) {
             let key = rng.chance(400).then(|| key.to_owned());
-            Event::AsideEndAsked { by, card, key }
+            Event::Gpu(GpuEvent::AsideEndRequested { by, gpu: card, key })
         } else {
             let span = rng.pick(&[1, 5, 20, 60, 300]);
             let span = if rng.chance(30) { None } else { Some(Span::secs(span)) };
             let (renews, at_seat) = (rng.chance(250), rng.chance(800));
-            Event::AsideAsked { by, card, ask: AsideRequest { span, key: key.to_owned(), renews, at_seat } }
+            Event::Gpu(GpuEvent::AsideRequested {
+                by,
+                gpu: card,
+                request: AsideRequest { span, key: key.to_owned(), renews, at_seat },
+            })
         };
         self.call(SimCall { by: number, event, job: None })
     }
@@ -46,7 +51,11 @@ impl Sim<'_> {
         let number = self.callers.len() - 1;
         for card in 0..self.world.gpus.len() {
             let (by, card) = (self.callers[number].clone(), self.world.gpus[card].facts.uuid.clone());
-            self.call(SimCall { by: number, event: Event::AsideEndAsked { by, card, key: None }, job: None })?;
+            self.call(SimCall {
+                by: number,
+                event: Event::Gpu(GpuEvent::AsideEndRequested { by, gpu: card, key: None }),
+                job: None,
+            })?;
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sublet_core::action::Action;
 use sublet_core::event::{Event, EventAnswer};
+use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseAction, LeaseEvent, UnleasedAction};
 use sublet_core::ids::{Fence, LeaseId, ProcKey};
 use sublet_daemon::engine::Engine;
 use sublet_journal::Batch;
@@ -102,7 +103,7 @@ impl Sim<'_> {
     }
 
     fn serve_call(&mut self, call: SimCall) -> Result<(), Violation> {
-        let ask = matches!(call.event, Event::Asked { .. });
+        let ask = matches!(call.event, Event::Lease(LeaseEvent::Requested { .. }));
         let answer = self.take(call.by, call.event)?;
         let fact = match &answer {
             EventAnswer::Lease(lease) => self.checker.answered_fact(*lease),
@@ -116,10 +117,10 @@ impl Sim<'_> {
     }
 
     /// The host reports something.
-    pub(crate) fn report(&mut self, event: Event) -> Result<(), Violation> {
+    pub(crate) fn report(&mut self, event: impl Into<Event>) -> Result<(), Violation> {
         match &self.daemon {
             Some(daemon) if daemon.stalled_until.is_none() => {
-                self.take(self.callers.len(), event)?;
+                self.take(self.callers.len(), event.into())?;
                 self.flush()
             }
             _ => Ok(()),
@@ -291,7 +292,7 @@ impl Sim<'_> {
                 self.heed_soon(lease);
             }
             match &entry.action {
-                Action::Grant { lease, cards, vram, epoch, .. } => {
+                Action::Lease(LeaseAction::Grant { lease, gpus: cards, vram, fence: epoch, .. }) => {
                     let index = |card: &sublet_core::ids::GpuId| self.disk.rows.gpus[card.0 as usize].facts.index;
                     let cards = cards.iter().map(|card| index(card) as usize).collect();
                     self.note_granted(*lease, *epoch, cards, *vram);
@@ -299,15 +300,19 @@ impl Sim<'_> {
                     let roots = self.daemon.as_ref().and_then(|daemon| daemon.watch.get(lease)).cloned();
                     roots.unwrap_or_default().into_iter().for_each(|root| self.watch(*lease, root));
                 }
-                Action::Grow { lease, vram, .. } => self.note_grown(*lease, *vram),
-                Action::End { lease, .. } => self.note_ended(*lease),
-                Action::Queue { lease, root: Some(root), .. } => self.watch(*lease, *root),
-                Action::Bind { lease, process } => self.watch(*lease, *process),
-                Action::Signal { lease, signal, processes, .. } => self.deliver_signal(*lease, *signal, processes)?,
-                Action::Strike { .. } if self.sabotage != Some(Sabotage::StrikeBeforeSync) => {
+                Action::Lease(LeaseAction::Enlarge { lease, vram, .. }) => self.note_grown(*lease, *vram),
+                Action::Lease(LeaseAction::End { lease, .. }) => self.note_ended(*lease),
+                Action::Lease(LeaseAction::Queue { lease, root: Some(root), .. }) => self.watch(*lease, *root),
+                Action::Lease(LeaseAction::Bind { lease, process }) => self.watch(*lease, *process),
+                Action::Lease(LeaseAction::Signal { lease, signal, processes, .. }) => {
+                    self.deliver_signal(*lease, *signal, processes)?
+                }
+                Action::Unleased(UnleasedAction::Signal { .. })
+                    if self.sabotage != Some(Sabotage::StrikeBeforeSync) =>
+                {
                     self.schedule_signal(&entry.action, S / 5);
                 }
-                Action::Retire { lease, .. } => self.forget(*lease),
+                Action::Lease(LeaseAction::Retire { lease, .. }) => self.forget(*lease),
                 _ => {}
             }
         }
@@ -382,12 +387,12 @@ impl Sim<'_> {
         // Whose processes are all others' is not gone.
         if !processes.is_empty() || roots.iter().any(alive) {
             self.greet(lease, &processes);
-            self.report(Event::Members { lease, processes, restricted: Default::default() })?;
+            self.report(LeaseEvent::MembersRead { lease, processes, restricted: Default::default() })?;
             self.mind_deep(lease);
             return Ok(());
         }
         self.forget(lease);
-        self.report(Event::Gone { lease })
+        self.report(LeaseEvent::HolderExited { lease })
     }
 
     // ---- death and birth ---------------------------------------------------
@@ -425,12 +430,12 @@ impl Sim<'_> {
         self.lose_journal_lines();
         self.report_loss()?;
         let epoch_floor = if self.rng.chance(100) { self.disk.rows.meta.next_fence.0 + 1_000 } else { 1 };
-        let started = Event::Started {
+        let started = Event::Daemon(DaemonEvent::Started {
             boot: format!("boot-{}", self.boot),
             clock_offset_us: (self.lag as i64).wrapping_neg(),
-            epoch_floor: Fence(epoch_floor),
+            fence_floor: Fence(epoch_floor),
             lease_floor: 1,
-        };
+        });
         self.take(self.callers.len(), started)?;
         self.look_around()
     }
@@ -441,7 +446,7 @@ impl Sim<'_> {
         self.life += 1;
         self.begin();
         self.checker.take_rebuild(&self.disk)?;
-        self.take(self.callers.len(), Event::DiskFilled)?;
+        self.take(self.callers.len(), Event::Daemon(DaemonEvent::DiskFilled))?;
         self.report_loss()?;
         self.look_around()
     }
@@ -462,7 +467,7 @@ impl Sim<'_> {
     }
 
     fn look_around(&mut self) -> Result<(), Violation> {
-        self.take(self.callers.len(), Event::Listed(readings::list_gpus(&self.world)))?;
+        self.take(self.callers.len(), Event::Gpu(GpuEvent::Listed(readings::list_gpus(&self.world))))?;
         let bound: Vec<(LeaseId, Vec<ProcKey>)> = {
             let rows = self.disk.rows.leases.values();
             rows.filter(|lease| !lease.roots.is_empty()).map(|lease| (lease.id, lease.roots.clone())).collect()
@@ -512,15 +517,17 @@ impl Sim<'_> {
 fn moves(action: &Action) -> bool {
     matches!(
         action,
-        Action::Park { .. }
-            | Action::Unpark { .. }
-            | Action::Parked { .. }
-            | Action::Resume { .. }
-            | Action::Retreat { .. }
-            | Action::Deepen { .. }
-            | Action::Shallow { .. }
-            | Action::Resumed { .. }
-            | Action::End { .. }
+        Action::Lease(
+            LeaseAction::Park { .. }
+                | LeaseAction::Unpark { .. }
+                | LeaseAction::FinishPark { .. }
+                | LeaseAction::Resume { .. }
+                | LeaseAction::ParkAgain { .. }
+                | LeaseAction::RemoveContexts { .. }
+                | LeaseAction::KeepContexts { .. }
+                | LeaseAction::FinishResume { .. }
+                | LeaseAction::End { .. }
+        )
     )
 }
 

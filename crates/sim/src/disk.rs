@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use sublet_core::action::Action;
+use sublet_core::facts::DaemonAction;
 use sublet_core::loss::Loss;
 use sublet_core::rows::{Hold, Phase, Rows};
 use sublet_core::units::Time;
@@ -88,8 +89,8 @@ impl SimDisk {
     /// The part of a batch that goes to the log.
     pub fn write_log(&mut self, batch: &Batch) {
         for entry in &batch.entries {
-            self.fold.apply(&entry.action);
-            if let Action::AcceptLoss { .. } = entry.action {
+            self.fold.apply(&entry.action).expect("core decided it, so it fits the rows");
+            if let Action::Daemon(DaemonAction::AcceptLoss { .. }) = entry.action {
                 self.loss = None;
             }
         }

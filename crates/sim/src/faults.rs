@@ -9,6 +9,7 @@ use crate::sim::Sim;
 use crate::timers::Timer;
 use crate::world::GpuFault;
 use sublet_core::event::Event;
+use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent};
 use sublet_core::ids::{Fence, LeaseId, ProcKey};
 use sublet_core::loss::Loss;
 use sublet_core::units::{Bytes, Span};
@@ -84,7 +85,7 @@ impl Sim<'_> {
     /// Suspends the host: the wall clock goes on, the monotonic clock does not.
     fn suspend(&mut self) -> Result<(), Violation> {
         self.wall_us += self.rng.below(100_000 * S);
-        self.report(Event::Awoke)
+        self.report(DaemonEvent::Awoke)
     }
 
     /// Sets the wall clock, by years.
@@ -108,7 +109,7 @@ impl Sim<'_> {
                 self.timers.set(self.t + 10 * S, Timer::DiskFreed);
                 Ok(())
             }
-            true => self.report(Event::DiskFreed),
+            true => self.report(DaemonEvent::DiskFreed),
             false => Ok(()),
         }
     }
@@ -128,14 +129,14 @@ impl Sim<'_> {
         let Some(loss) = self.disk.loss else { return Ok(()) };
         let delay = self.rng_losses.within(S, 100 * S);
         self.timers.set(self.t + delay, Timer::AcceptLoss);
-        self.take(self.callers.len(), Event::LossFound(loss)).map(drop)
+        self.take(self.callers.len(), Event::Daemon(DaemonEvent::LossFound(loss))).map(drop)
     }
 
     /// Accepts the loss by a tenant, which changes nothing, and then by an operator.
     pub(crate) fn accept_loss(&mut self) -> Result<(), Violation> {
         for number in [0, self.callers.len() - 1] {
             let by = self.callers[number].clone();
-            self.call(SimCall { by: number, event: Event::LossAccepted { by }, job: None })?;
+            self.call(SimCall { by: number, event: Event::Daemon(DaemonEvent::LossAccepted { by }), job: None })?;
         }
         Ok(())
     }
@@ -155,7 +156,7 @@ impl Sim<'_> {
         new.margin = Bytes::mib(self.rng.within(0, 1_000));
         new.wait = Span::secs(86_400);
         self.shape.policy = new.clone();
-        self.report(Event::Configured(Box::new(new)))
+        self.report(DaemonEvent::Configured(Box::new(new)))
     }
 
     /// Changes a fact about a GPU.
@@ -192,13 +193,13 @@ impl Sim<'_> {
     pub(crate) fn clear_gpu(&mut self, card: usize) -> Result<(), Violation> {
         let by = self.callers[self.callers.len() - 1].clone();
         let card = self.world.gpus[card].facts.uuid.clone();
-        self.call_as_operator(Event::Cleared { by, card })
+        self.call_as_operator(Event::Gpu(GpuEvent::ClearRequested { by, gpu: card }))
     }
 
     /// Ends a lease by an operator's call.
     pub(crate) fn revoke_lease(&mut self, lease: LeaseId) -> Result<(), Violation> {
         let by = self.callers[self.callers.len() - 1].clone();
-        self.call_as_operator(Event::Released { by, lease, epoch: None })
+        self.call_as_operator(Event::Lease(LeaseEvent::ReleaseRequested { by, lease, fence: None }))
     }
 
     pub(crate) fn act_as_operator(&mut self) -> Result<(), Violation> {
@@ -212,7 +213,7 @@ impl Sim<'_> {
         match self.rng.below(6) {
             0 => {
                 let card = self.world.gpus[card].facts.uuid.clone();
-                self.call_as_operator(Event::Drained { by, card })
+                self.call_as_operator(Event::Gpu(GpuEvent::DrainRequested { by, gpu: card }))
             }
             1 => {
                 let lease = self.draw_lease_id();
@@ -242,12 +243,12 @@ impl Sim<'_> {
         let process = ProcKey { pid: self.rng.below(500) as u32, start: self.rng.below(1_000) };
         let card = format!("GPU-{}", self.rng.below(self.world.gpus.len() as u64 + 1));
         let event = match self.rng.below(10) {
-            0..=3 => Event::Renewed { by, lease, epoch },
-            4..=6 => Event::Bound { by, lease, epoch, process },
-            7 if self.rng.chance(300) => Event::Released { by, lease, epoch: Some(epoch) },
-            7 | 8 if !by.operator => Event::Cleared { by, card },
-            _ if !by.operator => Event::Drained { by, card },
-            _ => Event::Renewed { by, lease, epoch },
+            0..=3 => Event::Lease(LeaseEvent::RenewalRequested { by, lease, fence: epoch }),
+            4..=6 => Event::Lease(LeaseEvent::BindRequested { by, lease, fence: epoch, process }),
+            7 if self.rng.chance(300) => Event::Lease(LeaseEvent::ReleaseRequested { by, lease, fence: Some(epoch) }),
+            7 | 8 if !by.operator => Event::Gpu(GpuEvent::ClearRequested { by, gpu: card }),
+            _ if !by.operator => Event::Gpu(GpuEvent::DrainRequested { by, gpu: card }),
+            _ => Event::Lease(LeaseEvent::RenewalRequested { by, lease, fence: epoch }),
         };
         self.call(SimCall { by: number, event, job: None })
     }
@@ -267,7 +268,12 @@ impl Sim<'_> {
         if self.rng_rebinding.0.chance(300) {
             let ask = draw_request(&mut self.rng_rebinding.0, self.shape.ttl_max_s, self.world.gpus.len());
             let by = tenant.unwrap_or_default();
-            let event = Event::Asked { by: self.callers[by].clone(), ask, wait: None, root: Some(process) };
+            let event = Event::Lease(LeaseEvent::Requested {
+                by: self.callers[by].clone(),
+                request: ask,
+                wait: None,
+                root: Some(process),
+            });
             return self.call(SimCall { by, event, job: None });
         }
         let tenant = tenant.filter(|_| self.rng_rebinding.0.chance(800));
@@ -275,7 +281,8 @@ impl Sim<'_> {
         let others = self.jobs.iter().filter(may).filter_map(|job| Some((job.tenant, job.lease?, job.fence)));
         let others: Vec<(usize, LeaseId, Fence)> = others.filter(|(_, lease, _)| *lease != owner).collect();
         let Some((by, lease, epoch)) = self.rng_rebinding.0.some(&others) else { return Ok(()) };
-        let event = Event::Bound { by: self.callers[by].clone(), lease, epoch, process };
+        let event =
+            Event::Lease(LeaseEvent::BindRequested { by: self.callers[by].clone(), lease, fence: epoch, process });
         self.call(SimCall { by, event, job: None })
     }
 }

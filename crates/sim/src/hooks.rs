@@ -8,6 +8,7 @@ use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
 use sublet_core::event::Event;
+use sublet_core::facts::LeaseEvent;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
 use sublet_core::movers::MoverReport;
@@ -217,7 +218,11 @@ impl Sim<'_> {
         if let (Some(_), false, Some(wrapper)) = (&self.daemon, odd, self.wrappers.get_mut(&lease)) {
             wrapper.told = Some(self.life);
         }
-        self.call(SimCall { by, event: Event::Hooked { by: caller, lease, epoch, said }, job: None })
+        self.call(SimCall {
+            by,
+            event: Event::Lease(LeaseEvent::HookReported { by: caller, lease, fence: epoch, report: said }),
+            job: None,
+        })
     }
 
     /// From now on hooks do as they say.

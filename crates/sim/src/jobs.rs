@@ -14,6 +14,7 @@ use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
 use sublet_core::event::{Event, EventAnswer, Refusal};
+use sublet_core::facts::LeaseEvent;
 use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey};
 use sublet_core::method::Method;
 use sublet_core::policy::offers::offers;
@@ -196,7 +197,11 @@ impl Sim<'_> {
         let by = self.jobs[number as usize].tenant;
         self.set_job_timer(number, 40 * S);
         let caller = self.callers[by].clone();
-        self.call(SimCall { by, event: Event::Asked { by: caller, ask, wait, root }, job: Some(number) })
+        self.call(SimCall {
+            by,
+            event: Event::Lease(LeaseEvent::Requested { by: caller, request: ask, wait, root }),
+            job: Some(number),
+        })
     }
 
     fn process_of(&mut self, job: u32) -> Option<ProcKey> {
@@ -292,7 +297,11 @@ impl Sim<'_> {
         };
         let by = self.jobs[number as usize].tenant;
         let caller = self.callers[by].clone();
-        self.call(SimCall { by, event: Event::Accepted { by: caller, lease, vram, gpus }, job: Some(number) })
+        self.call(SimCall {
+            by,
+            event: Event::Lease(LeaseEvent::OfferAccepted { by: caller, lease, vram, gpus }),
+            job: Some(number),
+        })
     }
 
     /// Reads where its lease is, in case a notice was lost.
@@ -328,15 +337,17 @@ impl Sim<'_> {
         match (style, process) {
             (JobStyle::Bound, Some(process)) if !bound => {
                 job.bound = true;
-                let event = Event::Bound { by: caller, lease, epoch, process };
+                let event = Event::Lease(LeaseEvent::BindRequested { by: caller, lease, fence: epoch, process });
                 self.call(SimCall { by, event, job: Some(number) })
             }
-            (JobStyle::Unbound, _) if busy => {
-                self.call(SimCall { by, event: Event::Renewed { by: caller, lease, epoch }, job: Some(number) })
-            }
+            (JobStyle::Unbound, _) if busy => self.call(SimCall {
+                by,
+                event: Event::Lease(LeaseEvent::RenewalRequested { by: caller, lease, fence: epoch }),
+                job: Some(number),
+            }),
             (JobStyle::Bound | JobStyle::BoundAtRequest, _) if busy && self.is_asleep(lease) => self.want_back(lease),
             (JobStyle::Bound | JobStyle::BoundAtRequest, _) if busy && self.submit_work(number) => Ok(()),
-            (JobStyle::Bound | JobStyle::BoundAtRequest, _) if busy => self.report(Event::Worked { lease }),
+            (JobStyle::Bound | JobStyle::BoundAtRequest, _) if busy => self.report(LeaseEvent::UseSeen { lease }),
             _ => Ok(()),
         }
     }
@@ -456,7 +467,11 @@ impl Sim<'_> {
         let epoch = (held && self.rng.chance(500)).then_some(job.fence);
         let caller = self.callers[by].clone();
         self.set_job_timer(number, 20 * S);
-        self.call(SimCall { by, event: Event::Released { by: caller, lease, epoch }, job: Some(number) })
+        self.call(SimCall {
+            by,
+            event: Event::Lease(LeaseEvent::ReleaseRequested { by: caller, lease, fence: epoch }),
+            job: Some(number),
+        })
     }
 
     fn reset_job(&mut self, number: u32) {

@@ -4,6 +4,7 @@ use crate::checker::Violation;
 use crate::daemon::SimCall;
 use crate::sim::Sim;
 use sublet_core::event::Event;
+use sublet_core::facts::LeaseEvent;
 use sublet_core::ids::LeaseId;
 use sublet_core::policy::overuse::larger_lease;
 use sublet_core::rows::Lease;
@@ -32,7 +33,11 @@ impl Sim<'_> {
             }
         };
         let caller = self.callers[by].clone();
-        self.call(SimCall { by, event: Event::Accepted { by: caller, lease, vram, gpus }, job: Some(number) })?;
+        self.call(SimCall {
+            by,
+            event: Event::Lease(LeaseEvent::OfferAccepted { by: caller, lease, vram, gpus }),
+            job: Some(number),
+        })?;
         Ok(true)
     }
 

@@ -18,8 +18,8 @@ use crate::sim::Sim;
 use crate::timers::Timer;
 use crate::world::World;
 use std::collections::BTreeMap;
-use sublet_core::action::Hint;
 use sublet_core::event::Event;
+use sublet_core::facts::{DaemonEvent, Hint, LeaseEvent};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
 use sublet_core::movers::MoverReport;
@@ -418,7 +418,7 @@ impl Sim<'_> {
     pub(crate) fn hear(&mut self, process: ReportKey) -> Result<(), Violation> {
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         for (lease, of, said) in std::mem::take(&mut program.outbox) {
-            self.report(Event::Said { lease, rung: process.1, process: of, said })?;
+            self.report(LeaseEvent::MoverReported { lease, method: process.1, process: of, report: said })?;
             self.mind_deep(lease);
         }
         Ok(())
@@ -427,7 +427,7 @@ impl Sim<'_> {
     /// A program is not there any more.
     pub(crate) fn left(&mut self, lease: LeaseId, (process, rung): ReportKey, died: bool) -> Result<(), Violation> {
         let said = if died { MoverReport::Died("killed for lack of memory".to_owned()) } else { MoverReport::Gone };
-        self.report(Event::Said { lease, rung, process, said })?;
+        self.report(LeaseEvent::MoverReported { lease, method: rung, process, report: said })?;
         self.mind_deep(lease);
         Ok(())
     }
@@ -773,7 +773,7 @@ impl Sim<'_> {
         self.inspect();
         let known = self.calm || !self.rng_parking.chance(50);
         let available = known.then(|| self.world.available());
-        self.report(Event::Ram { available })
+        self.report(DaemonEvent::HostMemoryRead { available })
     }
 
     /// Programs that could not be parked can be again.
@@ -803,8 +803,8 @@ impl Sim<'_> {
         let by = owner.filter(|_| self.rng_parking.chance(700)).unwrap_or(any);
         let caller = self.callers[by].clone();
         let event = match self.rng_parking.chance(500) {
-            true => Event::ParkAsked { by: caller, lease },
-            false => Event::ResumeAsked { by: caller, lease },
+            true => Event::Lease(LeaseEvent::ParkRequested { by: caller, lease }),
+            false => Event::Lease(LeaseEvent::ResumeRequested { by: caller, lease }),
         };
         self.call(SimCall { by, event, job: None })?;
         self.hint()?;
@@ -819,7 +819,7 @@ impl Sim<'_> {
         }
         let some = rng.below(self.disk.rows.leases.len() as u64) as usize;
         let Some(lease) = self.disk.rows.leases.keys().nth(some).copied() else { return Ok(()) };
-        self.report(Event::Hinted { lease, hint: Hint::Terminal })
+        self.report(LeaseEvent::Hinted { lease, hint: Hint::Terminal })
     }
 
     /// A lease that exists, or now and then one that does not, any more or yet.

@@ -16,7 +16,8 @@ use crate::unleased::UnleasedShape;
 use crate::world::{GpuFault, World};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use sublet_core::event::{Caller, Event};
+use sublet_core::event::Caller;
+use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent, UnleasedEvent};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::mutant::Mutant;
 use sublet_core::reading::{GpuReading, Reading};
@@ -271,7 +272,7 @@ impl<'a> Sim<'a> {
             Timer::ReportMembers(life, lease) if life == self.life => self.says(LeaseId(lease)),
             Timer::ListGpus(life) if life == self.life => self.list_gpus(),
             Timer::SignalSent(life, lease, signal) if life == self.life => {
-                self.report(Event::Signalled { lease: LeaseId(lease), signal })
+                self.report(LeaseEvent::SignalSent { lease: LeaseId(lease), signal })
             }
             Timer::StallOver(life) if life == self.life => self.stall_over(),
             Timer::Restart if self.daemon.is_none() => self.restart(),
@@ -304,7 +305,7 @@ impl<'a> Sim<'a> {
             Timer::ExitBySignal(process) => self.exit_by_signal(process),
             Timer::LongUnleased => self.start_long_unleased(),
             Timer::Audit(life, process) if life == self.life => self.deliver_audit(process),
-            Timer::ReportExit(life, process) if life == self.life => self.report(Event::Left { process }),
+            Timer::ReportExit(life, process) if life == self.life => self.report(UnleasedEvent::Exited { process }),
             Timer::SelfTest(life) if life == self.life => self.run_self_test(),
             Timer::SendSignal(life, number) if life == self.life => self.send_signal(number),
             Timer::SignalOutcome(life, number) if life == self.life => self.report_signal_outcome(number),
@@ -315,7 +316,7 @@ impl<'a> Sim<'a> {
 
     fn tick(&mut self) -> Result<(), Violation> {
         self.timers.set(self.t + self.shape.tick_us, Timer::Tick(self.life));
-        self.report(Event::Ticked)?;
+        self.report(DaemonEvent::Ticked)?;
         self.request_due_audits();
         Ok(())
     }
@@ -355,7 +356,7 @@ impl<'a> Sim<'a> {
             Reading::Used(used) => used.processes.iter().map(|resident| resident.process).collect(),
             Reading::Unreadable(_) => Vec::new(),
         };
-        self.report(Event::Observed { card: uuid, observation: GpuReading { begun, reading } })?;
+        self.report(GpuEvent::ReadingTaken { gpu: uuid, reading: GpuReading { begun, reading } })?;
         self.request_audits(number, &there);
         Ok(())
     }
@@ -372,7 +373,7 @@ impl<'a> Sim<'a> {
             self.leases_without_job().into_iter().try_for_each(|lease| self.revoke_lease(lease))?;
             self.revoke_excess_waiters()?;
         }
-        self.report(Event::Listed(readings::list_gpus(&self.world)))
+        self.report(GpuEvent::Listed(readings::list_gpus(&self.world)))
     }
 
     // ---- calm --------------------------------------------------------------
@@ -430,9 +431,9 @@ impl<'a> Sim<'a> {
     }
 
     fn restore_service(&mut self) -> Result<(), Violation> {
-        self.report(Event::DiskFreed)?;
+        self.report(DaemonEvent::DiskFreed)?;
         self.accept_loss()?;
-        self.report(Event::Listed(readings::list_gpus(&self.world)))?;
+        self.report(GpuEvent::Listed(readings::list_gpus(&self.world)))?;
         self.end_asides()?;
         for gpu in 0..self.world.gpus.len() {
             self.clear_gpu(gpu)?;

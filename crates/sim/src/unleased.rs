@@ -21,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::action::Action;
 use sublet_core::audit::{Accounted, Audit};
 use sublet_core::event::{Caller, Event};
+use sublet_core::facts::{GpuEvent, UnleasedAction, UnleasedEvent};
 use sublet_core::ids::ProcKey;
 use sublet_core::request::Tier;
 use sublet_core::units::{Bytes, Span, Time};
@@ -257,7 +258,7 @@ impl Sim<'_> {
         if self.rng_unleased.chance(50) {
             tree.extend(self.draw_bystander());
         }
-        self.report(Event::Audited { audit: Box::new(audit), tree })
+        self.report(UnleasedEvent::Audited { audit: Box::new(audit), tree })
     }
 
     /// Draws a process that descends from an unleased process and is none itself: it has a lease of its own, or is
@@ -382,14 +383,14 @@ impl Sim<'_> {
             self.timers.set(self.t + 60 * S, Timer::SelfTest(self.life));
         }
         let can = if passes { Ok(()) } else { Err("the worker does not find itself on a GPU".to_owned()) };
-        self.report(Event::SelfTested { can })
+        self.report(UnleasedEvent::SelfTested { result: can })
     }
 
     // ---- signals -----------------------------------------------------------
 
     /// Schedules a signal to an unleased process that is on the disk.
     pub(crate) fn schedule_signal(&mut self, action: &Action, longest_us: u64) {
-        let Action::Strike { stranger, signal, at, processes } = action else { return };
+        let Action::Unleased(UnleasedAction::Signal { id: stranger, signal, at, processes }) = action else { return };
         let (stranger, signal, at, processes) = (*stranger, *signal, *at, processes.clone());
         let delay = self.rng_unleased.within(0, longest_us);
         let Some(daemon) = &mut self.daemon else { return };
@@ -486,7 +487,12 @@ impl Sim<'_> {
     pub(crate) fn report_signal_outcome(&mut self, number: u32) -> Result<(), Violation> {
         let Some(daemon) = &mut self.daemon else { return Ok(()) };
         let SentSignal { unleased: stranger, signal, at, outcome, .. } = &mut daemon.watching.signals[number as usize];
-        let event = Event::Struck { stranger: *stranger, signal: *signal, of: *at, outcome: std::mem::take(outcome) };
+        let event = Event::Unleased(UnleasedEvent::SignalSent {
+            id: *stranger,
+            signal: *signal,
+            decided_at: *at,
+            outcome: std::mem::take(outcome),
+        });
         self.report(event)
     }
 
@@ -522,18 +528,30 @@ impl Sim<'_> {
                 } else {
                     mode
                 };
-                self.call(SimCall { by, event: Event::ModeAsked { by: caller, card, mode }, job: None })
+                self.call(SimCall {
+                    by,
+                    event: Event::Gpu(GpuEvent::ModeRequested { by: caller, gpu: card, mode }),
+                    job: None,
+                })
             }
             5 => {
                 let (who, treat) = (
                     self.draw_rule_subject(),
                     self.rng_unleased.pick(&[RuleAction::Allow, RuleAction::Deny, RuleAction::Deny]),
                 );
-                self.call(SimCall { by, event: Event::RuleAsked { by: caller, who, treat }, job: None })
+                self.call(SimCall {
+                    by,
+                    event: Event::Unleased(UnleasedEvent::RuleRequested { by: caller, subject: who, action: treat }),
+                    job: None,
+                })
             }
             6..9 => {
                 let rule = RuleId(self.rng_unleased.within(1, u64::from(self.disk.rows.meta.next_rule)) as u32);
-                self.call(SimCall { by, event: Event::RuleDropped { by: caller, rule }, job: None })
+                self.call(SimCall {
+                    by,
+                    event: Event::Unleased(UnleasedEvent::RuleRemovalRequested { by: caller, rule }),
+                    job: None,
+                })
             }
             _ => self.request_adoption(),
         }
@@ -562,7 +580,8 @@ impl Sim<'_> {
         let by = own.unwrap_or_else(|| self.rng_unleased.below(self.callers.len() as u64) as usize);
         let vram = self.rng_unleased.chance(400).then(|| Bytes::mib(self.rng_unleased.within(1, 12_000)));
         let tier = self.rng_unleased.pick(&[Tier::Interactive, Tier::Batch, Tier::Spot]);
-        let event = Event::AdoptAsked { by: self.callers[by].clone(), process, vram, tier };
+        let event =
+            Event::Unleased(UnleasedEvent::AdoptRequested { by: self.callers[by].clone(), process, vram, tier });
         self.call(SimCall { by, event, job: None })
     }
 }

@@ -1,18 +1,19 @@
 //! Admits a request: refuses it with a reason, or puts it into the queue.
 
 use super::Decider;
-use crate::action::Action;
-use crate::event::{Caller, EventAnswer, Refusal};
+use crate::model::action::Action;
+use crate::model::event::{Caller, EventAnswer, Refusal};
+use crate::model::facts::{LeaseAction, TenantAction};
 use crate::model::ids::{GpuId, LeaseId, ProcKey, TenantId};
 use crate::model::quota::CappedResource;
 use crate::model::request::LeaseRequest;
+use crate::model::rows::{EndReason, Phase};
 use crate::model::settings::Caps;
 use crate::model::units::{Bytes, Span};
 use crate::mutant::Mutant;
 use crate::policy::admission::{sensible, steps_aside};
 use crate::policy::eligibility::is_acceptable;
 use crate::policy::quota;
-use crate::rows::{EndReason, Phase};
 use crate::state::ledger::TenantLoad;
 use std::cmp::Reverse;
 
@@ -34,7 +35,7 @@ impl Decider<'_> {
         let lease = LeaseId(self.state.rows().meta.next_lease);
         let give_up = self.now + wait.unwrap_or(self.state.policy().wait);
         let bound = root.and_then(|root| Some((root, self.state.owner(&root)?)));
-        self.emit(Action::Queue { lease, tenant, ask, at: self.now, give_up, root, token: by.token });
+        self.emit(LeaseAction::Queue { lease, tenant, request: ask, at: self.now, give_up, root, token: by.token });
         self.serve();
         self.stand_aside_if_held(tenant);
         let waits = self.state.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Waiting { .. }));
@@ -54,7 +55,7 @@ impl Decider<'_> {
     /// from the queue as it was, and makes no sense without the request. `bound` is the request's process, and the lease
     /// that it belonged to before.
     fn withdraw(&mut self, lease: LeaseId, bound: Option<(ProcKey, LeaseId)>) {
-        let is_last = matches!(self.actions.last(), Some(Action::Queue { lease: queued, .. }) if *queued == lease);
+        let is_last = matches!(self.actions.last(), Some(Action::Lease(LeaseAction::Queue { lease: queued, .. })) if *queued == lease);
         if !is_last || self.state.planted(Mutant::KeepRefused) {
             return self.end(lease, EndReason::WaitOver);
         }
@@ -100,11 +101,11 @@ impl Decider<'_> {
     pub(super) fn enrol(&mut self, by: &Caller) -> TenantId {
         let tenant = self.state.tenant(&by.tenant).unwrap_or_else(|| {
             let tenant = TenantId(self.state.rows().tenants.len() as u32);
-            self.emit(Action::Enrol { tenant, name: by.tenant.clone() });
+            self.emit(TenantAction::Add { tenant, name: by.tenant.clone() });
             tenant
         });
         if self.state.rows().tenants[tenant.0 as usize].groups != by.groups {
-            self.emit(Action::Regroup { tenant, groups: by.groups.clone() });
+            self.emit(TenantAction::SetGroups { tenant, groups: by.groups.clone() });
         }
         tenant
     }

@@ -5,21 +5,21 @@
 //! ```
 //! What can be parked is parked in the usual way, at once or as soon as it can be. What cannot be parked stays: no
 //! lease is ended, and no process is signalled. A lease that was busy waits for its GPUs as any waiter. One that was
-//! idle is passive ([`crate::rows::Lease::is_passive`]), so it comes back too, but takes no room that a waiter claims.
+//! idle is passive ([`crate::model::rows::Lease::is_passive`]), so it comes back too, but takes no room that a waiter claims.
 
 use super::Decider;
-use crate::action::Action;
 use crate::decide::park::ParkOrder;
-use crate::event::{AsideRequest, Caller, EventAnswer, Refusal};
 use crate::model::aside::{Aside, AsideOver, DEFAULT, KEY_MAX, LONGEST, PER_GPU};
+use crate::model::event::{AsideRequest, Caller, EventAnswer, Refusal};
+use crate::model::facts::GpuAction;
 use crate::model::ids::GpuId;
+use crate::model::rows::{Lease, Phase};
 use crate::model::settings::AsideAllow;
 use crate::model::units::Time;
 use crate::mutant::Mutant;
 use crate::policy::aside::{active_on, may_leave};
 use crate::policy::moves::{cheapest_method, price_of_leaving};
 use crate::policy::preemption::idle_since;
-use crate::rows::{Lease, Phase};
 use crate::state::State;
 
 impl Decider<'_> {
@@ -27,7 +27,7 @@ impl Decider<'_> {
     pub(super) fn aside_asked(&mut self, by: &Caller, uuid: &str, ask: AsideRequest) -> EventAnswer {
         match self.aside_for(by, uuid, ask) {
             Ok((card, aside)) => {
-                self.emit(Action::SetAside { card, aside });
+                self.emit(GpuAction::SetAside { gpu: card, aside });
                 EventAnswer::Done
             }
             Err(refusal) => EventAnswer::Refused(refusal),
@@ -93,7 +93,7 @@ impl Decider<'_> {
 
     fn end_aside(&mut self, card: GpuId, aside: &Aside, how: AsideOver) {
         let (by, key, at) = (aside.by.clone(), aside.key.clone(), self.now);
-        self.emit(Action::EndAside { card, by, key, at, how });
+        self.emit(GpuAction::EndAside { gpu: card, by, key, at, how });
     }
 
     /// Ends the asides whose time is over.

@@ -1,17 +1,79 @@
 //! What holders and operators say: renew, bind, release, drain, clear.
 
 use super::Decider;
-use crate::action::Action;
-use crate::event::{Caller, EventAnswer, Refusal};
+use crate::model::event::{Caller, EventAnswer, Refusal};
+use crate::model::facts::{DaemonAction, GpuAction, LeaseAction, LeaseEvent};
 use crate::model::ids::{Fence, GpuId, LeaseId, ProcKey};
 use crate::model::restrictions::Restrictions;
+use crate::model::rows::{EndReason, GpuService, Hold, Lease, Phase};
 use crate::mutant::Mutant;
-use crate::rows::{EndReason, GpuService, Hold, Lease, Phase};
 
 /// Processes one lease may be bound to by name; their descendants need no binding.
 const ROOTS_MAX: usize = 1_024;
 
 impl Decider<'_> {
+    pub(super) fn on_lease(&mut self, event: LeaseEvent) -> EventAnswer {
+        match event {
+            LeaseEvent::Requested { by, request, wait, root } => {
+                let answer = self.admit(&by, request, wait, root);
+                if let EventAnswer::Lease(lease) = answer {
+                    self.state.remember_expected(lease, self.now);
+                }
+                answer
+            }
+            LeaseEvent::RenewalRequested { by, lease, fence } => self.renew(&by, lease, fence),
+            LeaseEvent::BindRequested { by, lease, fence, process } => self.bind(&by, lease, fence, process),
+            LeaseEvent::ReleaseRequested { by, lease, fence } => self.release(&by, lease, fence),
+            LeaseEvent::OfferAccepted { by, lease, vram, gpus } => self.accept(&by, lease, vram, gpus),
+            LeaseEvent::ParkRequested { by, lease } => self.park_asked(&by, lease),
+            LeaseEvent::ResumeRequested { by, lease } => self.resume_asked(&by, lease),
+            LeaseEvent::HookReported { by, lease, fence, report } => self.hook_reported(&by, lease, fence, report),
+            seen => {
+                self.on_lease_seen(seen);
+                EventAnswer::Done
+            }
+        }
+    }
+
+    /// What was seen of a lease: no caller waits for an answer.
+    fn on_lease_seen(&mut self, event: LeaseEvent) {
+        match event {
+            LeaseEvent::MoverReported { lease, method, process, report } => {
+                self.take_report(lease, method, process, report);
+                self.note_keeping_still(lease);
+            }
+            LeaseEvent::MembersRead { lease, processes, restricted } => {
+                self.take_members(lease, processes, restricted);
+            }
+            LeaseEvent::Hinted { lease, hint } => self.take_hint(lease, hint),
+            LeaseEvent::ProgramRead { lease, program } => self.state.set_program(lease, program),
+            LeaseEvent::UseSeen { lease } => self.note_busy(lease),
+            LeaseEvent::IdleSeen { lease, idle } => self.state.set_idle(lease, idle, self.now),
+            LeaseEvent::HolderExited { lease } => self.holder_exited(lease),
+            LeaseEvent::SignalSent { lease, signal } => self.signalled(lease, signal),
+            LeaseEvent::Requested { .. }
+            | LeaseEvent::RenewalRequested { .. }
+            | LeaseEvent::BindRequested { .. }
+            | LeaseEvent::ReleaseRequested { .. }
+            | LeaseEvent::OfferAccepted { .. }
+            | LeaseEvent::ParkRequested { .. }
+            | LeaseEvent::ResumeRequested { .. }
+            | LeaseEvent::HookReported { .. } => {}
+        }
+    }
+
+    fn take_members(&mut self, lease: LeaseId, processes: Vec<ProcKey>, restricted: Restrictions) {
+        // Another lease may have the wrapper of a waiter.
+        let held = self.state.lease(lease).filter(|row| row.hold().is_some());
+        let wrapper = held.and_then(|row| row.roots.first());
+        let is_there = wrapper.is_none_or(|wrapper| processes.contains(wrapper));
+        self.state.set_members(lease, processes, restricted);
+        self.note_keeping_still(lease);
+        if !is_there {
+            self.lose_hook(lease);
+        }
+    }
+
     /// A holder's word renews only a lease that no process is bound to: of the
     /// others it is seen whether they work.
     pub(super) fn renew(&mut self, by: &Caller, lease: LeaseId, epoch: Fence) -> EventAnswer {
@@ -40,7 +102,7 @@ impl Decider<'_> {
             let known = self.find(by, owner).is_ok().then_some(owner);
             return EventAnswer::Refused(Refusal::ProcessAway(known));
         }
-        self.emit(Action::Bind { lease, process });
+        self.emit(LeaseAction::Bind { lease, process });
         EventAnswer::Lease(lease)
     }
 
@@ -118,7 +180,7 @@ impl Decider<'_> {
             return EventAnswer::Refused(Refusal::NotOperator);
         }
         let Some(loss) = self.state.journal_loss else { return EventAnswer::Refused(Refusal::NoLoss) };
-        self.emit(Action::AcceptLoss { loss });
+        self.emit(DaemonAction::AcceptLoss { loss });
         self.state.journal_loss = None;
         self.serve();
         EventAnswer::LossAccepted(loss)
@@ -154,7 +216,7 @@ impl Decider<'_> {
 
     pub(super) fn set_gpu_service(&mut self, card: GpuId, service: GpuService) {
         if self.state.rows().gpus[card.0 as usize].service != service {
-            self.emit(Action::Serve { card, service });
+            self.emit(GpuAction::SetService { gpu: card, service });
         }
     }
 }

@@ -5,12 +5,13 @@
 //! step was due.
 
 use super::Decider;
-use crate::action::Action;
-use crate::event::{Caller, EventAnswer, Refusal};
 use crate::model::audit::Audit;
+use crate::model::event::{Caller, EventAnswer, Refusal};
+use crate::model::facts::{GpuAction, LeaseAction, TenantAction, UnleasedAction, UnleasedEvent};
 use crate::model::ids::{GpuId, LeaseId, ProcKey, TenantId};
 use crate::model::reading::Reading;
 use crate::model::request::{LeaseRequest, Term, Tier};
+use crate::model::rows::GpuService;
 use crate::model::signals::KILL;
 use crate::model::units::{Bytes, Span, Time};
 use crate::model::unleased::{
@@ -22,10 +23,8 @@ use crate::policy::board::Fit;
 use crate::policy::enforcement::is_fresh;
 use crate::policy::enforcement::{
     adopt_rule, differs_in_names_only, is_warned_all_the_same, may_be_signalled, next_step, residence, resident,
-    tenant_of,
 };
 use crate::policy::quota;
-use crate::rows::GpuService;
 use crate::state::unleased_readings::{AuditState, FormerProcess};
 
 /// Whoever is still there so long after SIGKILL has survived it.
@@ -41,6 +40,28 @@ const RULES_MAX: usize = 1_024;
 const ROUND: u64 = 1 << 20;
 
 impl Decider<'_> {
+    pub(super) fn on_unleased(&mut self, event: UnleasedEvent) -> EventAnswer {
+        match event {
+            UnleasedEvent::Audited { audit, tree } => self.audited(*audit, tree),
+            UnleasedEvent::Exited { process } => self.unleased_exited(process),
+            UnleasedEvent::SignalSent { id, signal, decided_at, outcome } => {
+                self.note_signal_outcome(id, signal, decided_at, outcome);
+            }
+            UnleasedEvent::SelfTested { result } => {
+                let seen = self.state.unleased_readings_mut();
+                seen.self_test = Some(result);
+                seen.self_tests += 1;
+                self.reconcile();
+            }
+            UnleasedEvent::AdoptRequested { by, process, vram, tier } => {
+                return self.adopt_asked(&by, process, vram, tier);
+            }
+            UnleasedEvent::RuleRequested { by, subject, action } => return self.rule_asked(&by, subject, action),
+            UnleasedEvent::RuleRemovalRequested { by, rule } => return self.rule_dropped(&by, rule),
+        }
+        EventAnswer::Done
+    }
+
     /// A process on a card was audited: it belongs to no lease, as far as its parents, control group, unit
     /// and marks tell, or to one that does not have that card.
     pub(super) fn audited(&mut self, audit: Audit, tree: Vec<ProcKey>) {
@@ -84,7 +105,7 @@ impl Decider<'_> {
                 noted = before;
                 if (is_news && !waits) || stranger.gpus != cards {
                     noted = Some(self.now);
-                    self.emit(Action::Reaudit { stranger: id, audit: Box::new(audit), cards });
+                    self.emit(UnleasedAction::SetAudit { id, audit: Box::new(audit), gpus: cards });
                 }
                 id
             }
@@ -110,7 +131,7 @@ impl Decider<'_> {
                     why_not_parked: stays,
                     lease: of,
                 };
-                self.emit(Action::Find { stranger: Box::new(stranger) });
+                self.emit(UnleasedAction::Add { process: Box::new(stranger) });
                 id
             }
         };
@@ -137,7 +158,7 @@ impl Decider<'_> {
         if let Some(former) = self.state.rows().unleased.get(&id).and_then(|row| FormerProcess::of(row, self.now)) {
             self.state.unleased_readings_mut().remember(former);
         }
-        self.emit(Action::Close { stranger: id, at: self.now, how });
+        self.emit(UnleasedAction::Close { id, at: self.now, how });
     }
 
     /// Compares the record with what is on the cards, and takes the steps that are due.
@@ -165,9 +186,7 @@ impl Decider<'_> {
             let process = stranger.audit.process;
             let is_home = stranger.gpus.iter().any(|card| self.state.has_lease_there(&process, *card));
             return match self.state.lease_of(stranger).filter(|_| is_home) {
-                Some(lease) => {
-                    self.emit(Action::Close { stranger: id, at: self.now, how: UnleasedEnd::Matched(lease) })
-                }
+                Some(lease) => self.emit(UnleasedAction::Close { id, at: self.now, how: UnleasedEnd::Matched(lease) }),
                 None => self.close(id, UnleasedEnd::OffGpus),
             };
         }
@@ -185,7 +204,7 @@ impl Decider<'_> {
         match fate {
             // Whoever its quotas do not let stays a stranger, on the record.
             NextStep::Adopt(at) if at <= self.now && self.adopt_by_itself(id, &on) => {}
-            _ if is_begun && is_over => self.emit(Action::Relent { stranger: id, at: self.now, until: None }),
+            _ if is_begun && is_over => self.emit(UnleasedAction::Spare { id, at: self.now, until: None }),
             NextStep::Warn if step == UnleasedStep::Found => self.warn(id),
             NextStep::Exempt(why) if step == UnleasedStep::Found && is_enforced && is_warned_all_the_same(&why) => {
                 self.warn(id)
@@ -205,7 +224,7 @@ impl Decider<'_> {
 
     fn adopt_by_itself(&mut self, id: UnleasedId, on: &[GpuPresence]) -> bool {
         let Some(stranger) = self.state.rows().unleased.get(&id).cloned() else { return false };
-        let by = Caller::user(tenant_of(&stranger.audit));
+        let by = Caller::user(stranger.audit.tenant_name());
         let (wish, tier) = adopt_rule(self.state, &stranger.audit).unwrap_or((None, Tier::Batch));
         let whole = self.adopt(&by, &stranger, on, wish, tier).is_ok();
         whole || (wish.is_some() && self.adopt(&by, &stranger, on, None, tier).is_ok())
@@ -216,7 +235,7 @@ impl Decider<'_> {
         let left = self.state.rows().unleased.get(&stranger).and_then(|row| row.must_leave_by);
         let left = left.filter(|_| !self.state.planted(Mutant::WarnForEver));
         let until = left.map_or(most, |left| left.max(self.now).min(most));
-        self.emit(Action::Warn { stranger, at: self.now, until });
+        self.emit(UnleasedAction::Warn { id: stranger, at: self.now, until });
     }
 
     /// Whether something is due, and it was looked into since.
@@ -254,7 +273,7 @@ impl Decider<'_> {
         let others = tree.iter().copied().filter(|process| *process != own && may_be_signalled(self.state, *process));
         let processes: Vec<ProcKey> = std::iter::once(own).chain(others).collect();
         let signal = if self.state.planted(Mutant::StrikeHard) { KILL } else { signal };
-        self.emit(Action::Strike { stranger: id, signal, at, processes });
+        self.emit(UnleasedAction::Signal { id, signal, at, processes });
         if let Some(seen) = self.state.unleased_readings_mut().audits.get_mut(&id) {
             seen.signal_sent = true;
         }
@@ -268,7 +287,7 @@ impl Decider<'_> {
         let changed = own.is_some_and(|own| own.changed);
         let step = stranger.step;
         let late = step != UnleasedStep::Signalled { signal, since: of, sent: false };
-        self.emit(Action::Struck { stranger: id, signal, at: self.now, outcome, late });
+        self.emit(UnleasedAction::RecordSignal { id, signal, at: self.now, outcome, late });
         let seen = self.state.unleased_readings_mut().audits.get_mut(&id);
         if late {
             // Somebody thought better of it since, and perhaps worse again: then that one is under way.
@@ -285,14 +304,14 @@ impl Decider<'_> {
         if changed {
             self.state.unleased_readings_mut().audits.remove(&id);
             if self.state.planted(Mutant::HopAnew) {
-                self.emit(Action::Relent { stranger: id, at: self.now, until: Some(self.now) });
+                self.emit(UnleasedAction::Spare { id, at: self.now, until: Some(self.now) });
             }
         }
     }
 
     /// It is still there: what it has may stay there for ever.
     fn survived(&mut self, stranger: UnleasedId, on: Vec<GpuPresence>) {
-        self.emit(Action::Survived { stranger, at: self.now });
+        self.emit(UnleasedAction::RecordSurvival { id: stranger, at: self.now });
         let why = format!("{stranger} survived SIGKILL and still has memory there");
         if self.state.planted(Mutant::ServeSurvivor) {
             return;
@@ -311,7 +330,7 @@ impl Decider<'_> {
     ) -> EventAnswer {
         let id = self.state.unleased_readings().by_process.get(&process).copied();
         let found = id.and_then(|id| self.state.rows().unleased.get(&id).cloned());
-        let theirs = |stranger: &UnleasedProcess| by.operator || tenant_of(&stranger.audit) == by.tenant;
+        let theirs = |stranger: &UnleasedProcess| by.operator || stranger.audit.tenant_name() == by.tenant;
         let Some(stranger) = found.filter(theirs) else {
             return EventAnswer::Refused(Refusal::NoSuchStranger);
         };
@@ -337,7 +356,7 @@ impl Decider<'_> {
         tier: Tier,
     ) -> Result<LeaseId, Refusal> {
         let lease = self.give_lease(by, stranger, on, wish, tier)?;
-        self.emit(Action::Close { stranger: stranger.id, at: self.now, how: UnleasedEnd::Adopted(lease) });
+        self.emit(UnleasedAction::Close { id: stranger.id, at: self.now, how: UnleasedEnd::Adopted(lease) });
         Ok(lease)
     }
 
@@ -368,7 +387,7 @@ impl Decider<'_> {
         let lease = LeaseId(self.state.rows().meta.next_lease);
         let root = Some(stranger.audit.process);
         let give_up = self.now + self.state.policy().wait;
-        self.emit(Action::Queue { lease, tenant, ask, at: self.now, give_up, root, token: by.token });
+        self.emit(LeaseAction::Queue { lease, tenant, request: ask, at: self.now, give_up, root, token: by.token });
         self.grant(lease, &fit);
         Ok(lease)
     }
@@ -420,13 +439,13 @@ impl Decider<'_> {
 
     /// The lease is the process's owner's, whoever asks for it.
     fn tenant_for(&mut self, by: &Caller, audit: &Audit) -> TenantId {
-        let name = tenant_of(audit);
+        let name = audit.tenant_name();
         if by.tenant == name && !by.groups.is_empty() {
             return self.enrol(by);
         }
         self.state.tenant(&name).unwrap_or_else(|| {
             let tenant = TenantId(self.state.rows().tenants.len() as u32);
-            self.emit(Action::Enrol { tenant, name });
+            self.emit(TenantAction::Add { tenant, name });
             tenant
         })
     }
@@ -447,7 +466,7 @@ impl Decider<'_> {
             }
         }
         if self.state.rows().gpus[card.0 as usize].mode != mode {
-            self.emit(Action::SetMode { card, mode });
+            self.emit(GpuAction::SetMode { gpu: card, mode });
             self.reconcile();
         }
         EventAnswer::Done
@@ -468,7 +487,7 @@ impl Decider<'_> {
             None => RuleId(self.state.rows().meta.next_rule),
         };
         let rule = Rule { id, subject: who, action: treat };
-        self.emit(Action::SetRule { rule: rule.clone() });
+        self.emit(UnleasedAction::SetRule { rule: rule.clone() });
         self.reconcile();
         EventAnswer::Rule(Box::new(rule))
     }
@@ -480,7 +499,7 @@ impl Decider<'_> {
         let Some(was) = self.state.rows().rules.get(&rule).cloned() else {
             return EventAnswer::Refused(Refusal::NoSuchRule);
         };
-        self.emit(Action::DropRule { rule });
+        self.emit(UnleasedAction::RemoveRule { rule });
         self.reconcile();
         EventAnswer::Rule(Box::new(was))
     }

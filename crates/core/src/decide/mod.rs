@@ -19,15 +19,16 @@ mod renewal;
 mod serve;
 mod tokens;
 
-use crate::action::Action;
-use crate::event::{Caller, Event, EventAnswer, Refusal};
-use crate::ids::{Fence, LeaseId};
-use crate::lateness::ExpectedWait;
+use crate::model::action::Action;
+use crate::model::event::{Caller, Event, EventAnswer, Refusal};
+use crate::model::facts::{DaemonAction, DaemonEvent, LeaseAction, UnleasedAction};
+use crate::model::ids::{Fence, LeaseId};
+use crate::model::lateness::ExpectedWait;
+use crate::model::rows::{EndReason, EndedLease, Lease, Phase};
+use crate::model::units::{Bytes, Span, Time};
+use crate::model::unleased::UnleasedEnd;
 use crate::mutant::Mutant;
-use crate::rows::{EndReason, EndedLease, Lease, Phase};
 use crate::state::State;
-use crate::units::{Bytes, Span, Time};
-use crate::unleased::UnleasedEnd;
 
 use crate::model::settings::STALL;
 
@@ -53,7 +54,7 @@ const ANOTHER_DAY: Span = Span::secs(20 * 3600);
 pub fn decide(state: &mut State, now: Time, event: Event) -> Outcome {
     let mut turn = Decider { state, now, actions: Vec::new(), past: Vec::new() };
     turn.grant_grace_after_gap(&event);
-    let started = matches!(event, Event::Started { .. });
+    let started = matches!(event, Event::Daemon(DaemonEvent::Started { .. }));
     let answer = turn.take(event);
     if !started {
         turn.clear_asides();
@@ -71,86 +72,49 @@ struct Decider<'a> {
 }
 
 impl Decider<'_> {
-    fn emit(&mut self, action: Action) {
-        self.past.extend(self.state.apply(&action));
-        self.actions.push(action);
+    /// Applies an action, and adds it to those decided. One that does not fit the rows is a mistake of core: it is
+    /// counted, and dropped.
+    fn emit(&mut self, action: impl Into<Action>) {
+        let action = action.into();
+        match self.state.apply(&action) {
+            Ok(ended) => {
+                self.past.extend(ended);
+                self.actions.push(action);
+            }
+            Err(broken) => self.state.note_broken_invariant(broken),
+        }
     }
 
     fn take(&mut self, event: Event) -> EventAnswer {
         match event {
-            Event::Started { boot, clock_offset_us, epoch_floor, lease_floor } => {
-                self.start(boot, clock_offset_us, (epoch_floor, lease_floor));
+            Event::Daemon(event) => self.on_daemon(event),
+            Event::Gpu(event) => self.on_gpu(event),
+            Event::Lease(event) => self.on_lease(event),
+            Event::Token(event) => self.on_token(event),
+            Event::Unleased(event) => self.on_unleased(event),
+        }
+    }
+
+    fn on_daemon(&mut self, event: DaemonEvent) -> EventAnswer {
+        match event {
+            DaemonEvent::Started { boot, clock_offset_us, fence_floor, lease_floor } => {
+                self.start(boot, clock_offset_us, (fence_floor, lease_floor));
             }
-            Event::Awoke => self.grace(),
-            Event::Asked { by, ask, wait, root } => {
-                let answer = self.admit(&by, ask, wait, root);
-                if let EventAnswer::Lease(lease) = answer {
-                    self.state.remember_expected(lease, self.now);
-                }
-                return answer;
-            }
-            Event::Renewed { by, lease, epoch } => return self.renew(&by, lease, epoch),
-            Event::Bound { by, lease, epoch, process } => return self.bind(&by, lease, epoch, process),
-            Event::Released { by, lease, epoch } => return self.release(&by, lease, epoch),
-            Event::Drained { by, card } => return self.drain(&by, &card),
-            Event::Cleared { by, card } => return self.clear(&by, &card),
-            Event::AsideAsked { by, card, ask } => return self.aside_asked(&by, &card, ask),
-            Event::AsideEndAsked { by, card, key } => return self.aside_end_asked(&by, &card, key.as_deref()),
-            Event::ParkAsked { by, lease } => return self.park_asked(&by, lease),
-            Event::ResumeAsked { by, lease } => return self.resume_asked(&by, lease),
-            Event::Said { lease, rung, process, said } => {
-                self.take_report(lease, rung, process, said);
-                self.note_keeping_still(lease);
-            }
-            Event::Hinted { lease, hint } => self.take_hint(lease, hint),
-            Event::Hooked { by, lease, epoch, said } => return self.hook_reported(&by, lease, epoch, said),
-            Event::Runs { lease, program } => self.state.set_program(lease, program),
-            Event::Ram { available } => self.state.host_memory = available,
-            Event::TokenAsked { by, ask, wall_us } => return self.issue(&by, *ask, wall_us),
-            Event::TokenRevoked { by, token, wall_us } => return self.revoke(&by, token, wall_us),
-            Event::Audited { audit, tree } => self.audited(*audit, tree),
-            Event::Left { process } => self.unleased_exited(process),
-            Event::Signalled { lease, signal } => self.signalled(lease, signal),
-            Event::Struck { stranger, signal, of, outcome } => self.note_signal_outcome(stranger, signal, of, outcome),
-            Event::SelfTested { can } => {
-                self.state.unleased_readings_mut().self_test = Some(can);
-                self.state.unleased_readings_mut().self_tests += 1;
-                self.reconcile();
-            }
-            Event::AdoptAsked { by, process, vram, tier } => return self.adopt_asked(&by, process, vram, tier),
-            Event::ModeAsked { by, card, mode } => return self.mode_asked(&by, &card, mode),
-            Event::RuleAsked { by, who, treat } => return self.rule_asked(&by, who, treat),
-            Event::RuleDropped { by, rule } => return self.rule_dropped(&by, rule),
-            Event::Listed(cards) => self.list_gpus(cards),
-            Event::Observed { card, observation } => self.take_reading(&card, observation),
-            Event::Members { lease, processes, restricted } => {
-                // Of who waits another lease may have the wrapper.
-                let held = self.state.lease(lease).filter(|row| row.hold().is_some());
-                let wrapper = held.and_then(|row| row.roots.first());
-                let is_there = wrapper.is_none_or(|wrapper| processes.contains(wrapper));
-                self.state.set_members(lease, processes, restricted);
-                self.note_keeping_still(lease);
-                if !is_there {
-                    self.lose_hook(lease);
-                }
-            }
-            Event::Worked { lease } => self.note_busy(lease),
-            Event::Rested { lease, idle } => self.state.set_idle(lease, idle, self.now),
-            Event::Gone { lease } => self.holder_exited(lease),
-            Event::Accepted { by, lease, vram, gpus } => return self.accept(&by, lease, vram, gpus),
-            Event::Day { number } => self.begin_day(number),
-            Event::Configured(policy) => {
+            DaemonEvent::Awoke => self.grace(),
+            DaemonEvent::HostMemoryRead { available } => self.state.host_memory = available,
+            DaemonEvent::DayRead { number } => self.begin_day(number),
+            DaemonEvent::Configured(policy) => {
                 self.state.configure(*policy);
                 self.serve();
             }
-            Event::DiskFilled => self.state.disk_full = true,
-            Event::DiskFreed => {
+            DaemonEvent::DiskFilled => self.state.disk_full = true,
+            DaemonEvent::DiskFreed => {
                 self.state.disk_full = false;
                 self.serve();
             }
-            Event::LossFound(loss) => self.state.journal_loss = Some(loss),
-            Event::LossAccepted { by } => return self.accept_loss(&by),
-            Event::Ticked => {
+            DaemonEvent::LossFound(loss) => self.state.journal_loss = Some(loss),
+            DaemonEvent::LossAccepted { by } => return self.accept_loss(&by),
+            DaemonEvent::Ticked => {
                 self.end_asides();
                 self.handle_due_leases();
                 self.serve();
@@ -164,7 +128,7 @@ impl Decider<'_> {
         // A state that was just read from the disk has heard nothing: it was away.
         let away = self.state.last_event.is_none_or(|heard| self.now.since(heard) > STALL);
         self.state.last_event = Some(self.now);
-        if away && !matches!(event, Event::Started { .. }) {
+        if away && !matches!(event, Event::Daemon(DaemonEvent::Started { .. })) {
             self.grace();
         }
     }
@@ -175,19 +139,19 @@ impl Decider<'_> {
         let is_anybody_there = is_aside || !rows.leases.is_empty() || !rows.unleased.is_empty();
         if !self.state.planted(Mutant::NoGrace) && is_anybody_there {
             let until = self.now + self.state.policy().grace;
-            self.emit(Action::Grace { from: self.now, until });
+            self.emit(DaemonAction::GrantGrace { from: self.now, until });
         }
     }
 
     fn start(&mut self, boot: String, clock_offset_us: i64, (epoch_floor, lease_floor): (Fence, u64)) {
         let rebooted = !self.state.rows().meta.boot.is_empty() && self.state.rows().meta.boot != boot;
-        self.emit(Action::Start { boot, clock_offset_us, epoch_floor, lease_floor });
+        self.emit(DaemonAction::Start { boot, clock_offset_us, fence_floor: epoch_floor, lease_floor });
         self.grace();
         if self.state.planted(Mutant::RestartParks) {
             let active = |row: &&Lease| matches!(row.phase, Phase::Active(_));
             let active: Vec<LeaseId> = self.state.rows().leases.values().filter(active).map(|l| l.id).collect();
             for lease in active {
-                self.emit(Action::bare_park(lease, self.now, Bytes::ZERO));
+                self.emit(LeaseAction::bare_park(lease, self.now, Bytes::ZERO));
             }
         }
         if rebooted || self.state.planted(Mutant::RestartEnds) {
@@ -202,7 +166,7 @@ impl Decider<'_> {
             self.end_asides_of_last_boot();
             let strangers: Vec<_> = self.state.rows().unleased.keys().copied().collect();
             for stranger in strangers {
-                self.emit(Action::Close { stranger, at: self.now, how: UnleasedEnd::HostRebooted });
+                self.emit(UnleasedAction::Close { id: stranger, at: self.now, how: UnleasedEnd::HostRebooted });
             }
         }
     }
@@ -214,7 +178,7 @@ impl Decider<'_> {
         let seen = *self.state.day_seen.get_or_insert(self.now);
         if number > day || (number < day && self.now.since(seen) >= ANOTHER_DAY) {
             self.state.day_seen = Some(self.now);
-            self.emit(Action::Day { number });
+            self.emit(DaemonAction::BeginDay { number });
             self.serve();
         }
     }
@@ -224,7 +188,7 @@ impl Decider<'_> {
         let ending = |lease: &&Lease| matches!(lease.phase, Phase::Ending(..));
         let ending: Vec<LeaseId> = self.state.rows().leases.values().filter(ending).map(|l| l.id).collect();
         for lease in ending {
-            self.emit(Action::Retire { lease, ran: None });
+            self.emit(LeaseAction::Retire { lease, ran: None });
         }
     }
 
@@ -251,9 +215,19 @@ impl Decider<'_> {
         let told = self.noted_expectation(lease);
         let granted = self.state.lease(lease).and_then(Lease::hold).is_some();
         let ran = granted.then(|| self.state.readings(lease).map(|live| live.program.clone()).unwrap_or_default());
-        self.emit(Action::End { lease, reason, at, peak, mark, turn, why, ran, told });
+        self.emit(LeaseAction::End {
+            lease,
+            reason,
+            at,
+            peak,
+            debt_clock: mark,
+            first_since: turn,
+            why,
+            program: ran,
+            expected: told,
+        });
         if self.state.planted(Mutant::BelieveRelease) && self.state.lease(lease).is_some() {
-            self.emit(Action::Retire { lease, ran: None });
+            self.emit(LeaseAction::Retire { lease, ran: None });
         }
     }
 

@@ -1,16 +1,16 @@
 //! A waiter takes a smaller lease that could start now ([`crate::policy::offers`]).
 
 use super::Decider;
-use crate::event::{Caller, EventAnswer, Refusal};
+use crate::model::event::{Caller, EventAnswer, Refusal};
 use crate::model::ids::LeaseId;
 use crate::model::request::Vram;
+use crate::model::rows::{Lease, Phase};
 use crate::model::units::Bytes;
 use crate::mutant::Mutant;
 use crate::policy::board::{Board, Fit};
 use crate::policy::offers::offers;
 use crate::policy::offers::smaller;
 use crate::policy::quota;
-use crate::rows::{Lease, Phase};
 
 impl Decider<'_> {
     /// A waiter takes less, and is a waiter no more.

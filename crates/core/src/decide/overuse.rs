@@ -7,14 +7,14 @@
 //! stops with the reading that shows it within its lease again.
 
 use super::Decider;
-use crate::action::Action;
-use crate::event::{Caller, EventAnswer, Refusal};
+use crate::model::event::{Caller, EventAnswer, Refusal};
+use crate::model::facts::LeaseAction;
 use crate::model::ids::{GpuId, LeaseId};
+use crate::model::rows::Phase;
 use crate::model::units::Bytes;
 use crate::mutant::Mutant;
 use crate::policy::charges::debt_clock_after;
 use crate::policy::overuse::{larger_lease, larger_vram, most_on_one_gpu};
-use crate::rows::Phase;
 use crate::state::SLACK;
 
 impl Decider<'_> {
@@ -40,8 +40,8 @@ impl Decider<'_> {
                 _ if has && seen <= hold.vram + SLACK => {}
                 // Once, and again when it is much more.
                 Some(told) if has && seen < told.seen_bytes + SLACK.max(Bytes(told.seen_bytes.0 / 8)) => {}
-                _ if has => self.emit(Action::Over { lease, at: self.now, seen }),
-                Some(_) if self.state.is_within(lease, hold) => self.emit(Action::Within { lease }),
+                _ if has => self.emit(LeaseAction::FlagOveruse { lease, at: self.now, seen_bytes: seen }),
+                Some(_) if self.state.is_within(lease, hold) => self.emit(LeaseAction::ClearOveruse { lease }),
                 _ => {}
             }
         }
@@ -79,6 +79,6 @@ impl Decider<'_> {
         let left = hold.until.since(self.now);
         let mark = debt_clock_after(self.state, row.tenant, vram.less(hold.vram), hold.gpus.len(), left, self.now);
         let mark = (!self.state.planted(Mutant::GrowFree)).then_some(mark);
-        self.emit(Action::Grow { lease, at: self.now, vram, mark });
+        self.emit(LeaseAction::Enlarge { lease, at: self.now, vram, debt_clock: mark });
     }
 }

@@ -12,12 +12,13 @@
 //! itself: a holder is parked when its cards were seen without its bytes, twice.
 
 use super::Decider;
-use crate::action::{Action, Hint, UnparkReason, Wake};
-use crate::event::{Caller, EventAnswer, Refusal};
+use crate::model::event::{Caller, EventAnswer, Refusal};
+use crate::model::facts::{Hint, LeaseAction, UnparkReason, Wake};
 use crate::model::ids::{Fence, GpuId, LeaseId, ProcKey};
 use crate::model::method::Method;
 use crate::model::movers;
 use crate::model::movers::{Backoff, HOOK, MoveProgress, MoverReport, NotParkable};
+use crate::model::rows::{EndReason, Hold, Lease, ParkState, Phase};
 use crate::model::units::{Bytes, Span, Time};
 use crate::mutant::Mutant;
 use crate::policy::board::{Board, Fit};
@@ -27,7 +28,6 @@ use crate::policy::moves::{cheapest_method, is_backing_off, use_is_noticed};
 use crate::policy::restore_room::no_longer_sure;
 use crate::policy::resume::{has_room_again, left_on_gpus, needed_to_resume};
 use crate::policy::{contexts, move_progress, parking, quota, restore_room, stretch};
-use crate::rows::{EndReason, Hold, Lease, ParkState, Phase};
 
 /// Looks in a row that must show a card without a holder's bytes.
 const LOOKS: u32 = 2;
@@ -58,7 +58,7 @@ impl Decider<'_> {
             Phase::Ending(..) => return EventAnswer::Refused(Refusal::Ended),
             Phase::Parking(hold, _) if self.state.planted(Mutant::ParkTwice) => {
                 let booked = hold.booked_host_memory();
-                self.emit(Action::bare_park(lease, self.now, booked));
+                self.emit(LeaseAction::bare_park(lease, self.now, booked));
                 return EventAnswer::Lease(lease);
             }
             Phase::Parking(..) | Phase::Parked(..) => return EventAnswer::Lease(lease),
@@ -177,18 +177,18 @@ impl Decider<'_> {
         let as_of = room_for.filter(|_| again).and_then(|waiter| stretch::asks_as_of(self.state, row, waiter));
         let again = again.then_some(as_of.unwrap_or(self.now + Span(1)));
         let at = self.now;
-        self.emit(Action::Park {
+        self.emit(LeaseAction::Park {
             lease,
             at,
             booked,
-            again,
-            rung,
-            had,
+            requests_again_at: again,
+            method: rung,
+            had_bytes: had,
             program,
             room_for,
             aside,
             processes,
-            quiet,
+            is_passive: quiet,
             with_context,
         });
         if let Some(live) = self.state.readings_mut(lease) {
@@ -267,7 +267,7 @@ impl Decider<'_> {
             }
             // Its wrapper, or its exit, was heard first.
             Phase::Ending(_, finish) if finish.reason.is_exit() && live.shims.is_empty() => {
-                self.emit(Action::Died { lease, at: self.now, why });
+                self.emit(LeaseAction::RecordDeath { lease, at: self.now, why });
             }
             _ => {}
         }
@@ -358,7 +358,7 @@ impl Decider<'_> {
                     && let Err(NotParkable::RestoreUnsure(why)) =
                         restore_room::check_restore_room(self.state, row, hold)
                 {
-                    self.emit(Action::Shallow { lease, at: self.now, why });
+                    self.emit(LeaseAction::KeepContexts { lease, at: self.now, why });
                 }
                 continue;
             }
@@ -373,7 +373,7 @@ impl Decider<'_> {
     pub(super) fn take_contexts(&mut self, lease: LeaseId) {
         let Some(row) = self.state.lease(lease).filter(|_| !self.state.is_stopped()) else { return };
         let Ok((processes, booked)) = contexts::removable(self.state, row, self.now) else { return };
-        self.emit(Action::Deepen { lease, at: self.now, processes, booked });
+        self.emit(LeaseAction::RemoveContexts { lease, at: self.now, processes, booked });
         if let Some(live) = self.state.readings_mut(lease) {
             live.driver_not_told = true;
         }
@@ -401,7 +401,7 @@ impl Decider<'_> {
             processes.push(process);
             processes.sort();
             // It is done: nothing is left to be booked.
-            self.emit(Action::Deepen { lease, at: self.now, processes, booked: None });
+            self.emit(LeaseAction::RemoveContexts { lease, at: self.now, processes, booked: None });
             if let Some(live) = self.state.readings_mut(lease) {
                 live.driver_not_told = false;
             }
@@ -415,7 +415,7 @@ impl Decider<'_> {
         live.backoffs.insert(Method::Driver, Backoff { since, until, why: why.to_owned() });
         let Some(row) = self.state.lease(lease) else { return };
         if !move_progress::driver_may_have(self.state, row) {
-            self.emit(Action::Shallow { lease, at: self.now, why: why.to_owned() });
+            self.emit(LeaseAction::KeepContexts { lease, at: self.now, why: why.to_owned() });
         }
     }
 
@@ -428,21 +428,21 @@ impl Decider<'_> {
         let Some(rest) = rest.filter(|rest| is_deep && rest.until > self.now) else { return };
         if !move_progress::driver_may_have(self.state, row) {
             let why = rest.why.clone();
-            self.emit(Action::Shallow { lease, at: self.now, why });
+            self.emit(LeaseAction::KeepContexts { lease, at: self.now, why });
         }
     }
 
     /// Who was coming back stays away for now.
     fn retreat(&mut self, lease: LeaseId, why: &str) {
         self.back_off(lease, why, self.state.policy().parking.retry_after);
-        self.emit(Action::Retreat { lease, at: self.now });
+        self.emit(LeaseAction::ParkAgain { lease, at: self.now });
         self.advance_move(lease);
     }
 
     /// Whatever of a holder has left comes back.
     fn unpark(&mut self, lease: LeaseId, why: &str) {
         self.back_off(lease, why, self.state.policy().parking.retry_after);
-        self.emit(Action::Unpark { lease, at: self.now, why: UnparkReason::Refused(why.to_owned()) });
+        self.emit(LeaseAction::Unpark { lease, at: self.now, why: UnparkReason::Refused(why.to_owned()) });
         self.advance_move(lease);
     }
 
@@ -478,7 +478,7 @@ impl Decider<'_> {
         if let Some(live) = self.state.readings_mut(lease) {
             live.wake = None;
         }
-        self.emit(Action::Want { lease, at, vram, at_least, wake });
+        self.emit(LeaseAction::QueueParked { lease, at, vram, at_least, wake });
     }
 
     /// Brings passive leases back into room that no waiter claims.
@@ -526,7 +526,15 @@ impl Decider<'_> {
             _ => self.now,
         };
         let (until, before) = (self.now + span, fit.before);
-        self.emit(Action::Resume { lease, at, vram, until, mark: Some(mark), before, turn });
+        self.emit(LeaseAction::Resume {
+            lease,
+            at,
+            vram,
+            until,
+            debt_clock: Some(mark),
+            not_beyond: before,
+            first_since: turn,
+        });
         if let Some(live) = self.state.readings_mut(lease) {
             // It outlived the program that died: whatever ends it from now on is another cause.
             live.death = None;
@@ -620,7 +628,7 @@ impl Decider<'_> {
             // It could not be parked, however long it took to see that: it is not tried at once again.
             rest.until = rest.until.max(until);
         }
-        self.emit(Action::Resumed { lease: row.id, at: self.now });
+        self.emit(LeaseAction::FinishResume { lease: row.id, at: self.now });
     }
 
     fn parked(&mut self, row: &Lease, hold: &Hold) {
@@ -628,7 +636,7 @@ impl Decider<'_> {
         let unused = hold.unused_payment(self.now);
         let tenant = &self.state.rows().tenants[row.tenant.0 as usize];
         let mark = (unused > Span::ZERO).then(|| tenant.debt_clock - unused);
-        self.emit(Action::Parked { lease, at: self.now, mark });
+        self.emit(LeaseAction::FinishPark { lease, at: self.now, debt_clock: mark });
         if hold.gpus.iter().any(|card| self.state.room(*card).is_coarse()) {
             // Who leaves for the same waiter goes next there, before this one could come back.
             self.plan_now();
@@ -675,7 +683,7 @@ impl Decider<'_> {
                     self.distrust_driver(lease);
                 }
                 self.back_off(lease, text, rest);
-                self.emit(Action::Unpark { lease, at, why });
+                self.emit(LeaseAction::Unpark { lease, at, why });
                 self.advance_move(lease);
             }
             // None of its programs is there that could bring anything back.

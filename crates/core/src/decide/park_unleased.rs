@@ -11,19 +11,18 @@
 //! first, and its cards are seen again. Who has a lease for other cards is not moved by a second one.
 
 use super::Decider;
-use crate::action::{Action, Wake};
-use crate::event::{Caller, EventAnswer, Refusal};
+use crate::model::event::{Caller, EventAnswer, Refusal};
+use crate::model::facts::{UnleasedAction, Wake};
 use crate::model::ids::{GpuId, LeaseId};
 use crate::model::method::Method;
 use crate::model::movers::NotParkable;
 use crate::model::request::Tier;
+use crate::model::rows::{EndReason, Lease, ParkState, Phase};
 use crate::model::units::{Bytes, Span, Time};
 use crate::model::unleased::{GpuPresence, UnleasedEnd, UnleasedId, UnleasedProcess, UnleasedStep};
 use crate::mutant::Mutant;
-use crate::policy::enforcement::tenant_of;
 use crate::policy::park_unleased::{check_could_park, is_exempt_now, reason_text};
 use crate::policy::parking;
-use crate::rows::{EndReason, Lease, ParkState, Phase};
 
 /// The driver says within so long whether it can take somebody off its cards.
 const MOVED_WITHIN: Span = Span::secs(30);
@@ -32,19 +31,19 @@ impl Decider<'_> {
     /// A stranger did not heed its warning: it gets a lease of its size, by which it leaves its cards.
     pub(super) fn park_unleased(&mut self, id: UnleasedId, on: &[GpuPresence]) {
         let Some(stranger) = self.state.rows().unleased.get(&id).cloned() else { return };
-        let by = Caller::user(tenant_of(&stranger.audit));
+        let by = Caller::user(stranger.audit.tenant_name());
         let lease = match check_could_park(self.state, &stranger, on) {
             Ok(()) => self.give_lease(&by, &stranger, on, None, Tier::Batch).map_err(|refusal| refusal.to_string()),
             Err(why) => Err(reason_text(&why)),
         };
         match lease {
             Ok(lease) => {
-                self.emit(Action::Take { stranger: id, lease, at: self.now });
+                self.emit(UnleasedAction::Park { id, lease, at: self.now });
                 self.advance_parking(id, lease, self.now);
             }
             // It gains nothing by that: the next step is due at once.
             Err(why) => {
-                self.emit(Action::NotMoved { stranger: id, at: self.now, why });
+                self.emit(UnleasedAction::RecordParkFailure { id, at: self.now, why });
                 self.advance_unleased(id);
             }
         }
@@ -104,7 +103,7 @@ impl Decider<'_> {
     }
 
     fn not_moved(&mut self, stranger: UnleasedId, why: &str) {
-        self.emit(Action::NotMoved { stranger, at: self.now, why: why.to_owned() });
+        self.emit(UnleasedAction::RecordParkFailure { id: stranger, at: self.now, why: why.to_owned() });
     }
 
     /// Somebody wants a lease for a process that has one, by which it is moved: that is the one it gets.

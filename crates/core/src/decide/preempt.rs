@@ -3,10 +3,11 @@
 //! Absent: which leases leave, and whether that is worth its price.
 
 use super::Decider;
-use crate::action::Action;
 use crate::decide::park::ParkOrder;
+use crate::model::facts::LeaseAction;
 use crate::model::ids::LeaseId;
 use crate::model::method::Method;
+use crate::model::rows::{EndReason, GpuService, Hold, Lease, LeaseEnd, Phase};
 use crate::model::signals::{KILL, TERM};
 use crate::model::units::{Span, Time};
 use crate::mutant::Mutant;
@@ -15,7 +16,6 @@ use crate::policy::preemption::PreemptionOption;
 use crate::policy::room_plan::{RoomPlan, room_plans};
 use crate::policy::waiters::is_wanted;
 use crate::policy::{overuse, parking};
-use crate::rows::{EndReason, GpuService, Hold, Lease, LeaseEnd, Phase};
 use crate::state::lease_readings::SignalState;
 
 impl Decider<'_> {
@@ -55,7 +55,7 @@ impl Decider<'_> {
             }
             let before = self.state.lease(lease).and_then(|row| row.request.notice).map(|notice| notice.before);
             let until = self.now + before.unwrap_or(Span::ZERO);
-            self.emit(Action::Notice { lease, at: self.now, until, room_for: waiter });
+            self.emit(LeaseAction::GiveNotice { lease, at: self.now, until, room_for: waiter });
             if before.is_none() {
                 self.end_for_others(lease);
             }
@@ -73,7 +73,7 @@ impl Decider<'_> {
         let wanted = is_wanted(self.state, row, &hold.gpus);
         let may_stay = !row.request.may_be_ended() && !overuse::is_to_end(self.state, row, hold, self.now);
         if (!wanted || may_stay) && !self.state.planted(Mutant::SpareNobody) {
-            return self.emit(Action::Spare { lease: row.id });
+            return self.emit(LeaseAction::CancelNotice { lease: row.id });
         }
         self.end_for_others(row.id);
     }
@@ -123,7 +123,7 @@ impl Decider<'_> {
             }
         };
         let left_out = processes_of_other_users(self.state, lease).map(|(process, _)| process).collect();
-        self.emit(Action::Signal { lease, signal, at: self.now, processes, left_out });
+        self.emit(LeaseAction::Signal { lease, signal, at: self.now, processes, left_out });
     }
 
     /// A signal to the processes of a lease has left: from now on they have their time.

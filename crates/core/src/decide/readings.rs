@@ -1,14 +1,28 @@
 //! What the eyes report: cards, and looks at them.
 
 use super::Decider;
-use crate::action::Action;
+use crate::model::event::EventAnswer;
+use crate::model::facts::{GpuAction, GpuEvent, LeaseAction};
 use crate::model::ids::{GpuId, LeaseId};
 use crate::model::reading::{GpuFacts, GpuReading, Reading, Unreadable};
+use crate::model::rows::{EndReason, GpuService, Lease, Phase};
 use crate::model::units::Time;
-use crate::rows::{EndReason, GpuService, Lease, Phase};
 use std::collections::BTreeSet;
 
 impl Decider<'_> {
+    pub(super) fn on_gpu(&mut self, event: GpuEvent) -> EventAnswer {
+        match event {
+            GpuEvent::Listed(gpus) => self.list_gpus(gpus),
+            GpuEvent::ReadingTaken { gpu, reading } => self.take_reading(&gpu, reading),
+            GpuEvent::DrainRequested { by, gpu } => return self.drain(&by, &gpu),
+            GpuEvent::ClearRequested { by, gpu } => return self.clear(&by, &gpu),
+            GpuEvent::AsideRequested { by, gpu, request } => return self.aside_asked(&by, &gpu, request),
+            GpuEvent::AsideEndRequested { by, gpu, key } => return self.aside_end_asked(&by, &gpu, key.as_deref()),
+            GpuEvent::ModeRequested { by, gpu, mode } => return self.mode_asked(&by, &gpu, mode),
+        }
+        EventAnswer::Done
+    }
+
     /// These cards are there, and no others. Leases on a card that is not listed
     /// go on: a driver that forgets a card for a while has not lost it.
     pub(super) fn list_gpus(&mut self, facts: Vec<GpuFacts>) {
@@ -23,7 +37,7 @@ impl Decider<'_> {
                 facts.context = facts.context.or(old.context);
             }
             if known.is_none_or(|known| self.state.rows().gpus[known.0 as usize].facts != facts) {
-                self.emit(Action::List { card, facts });
+                self.emit(GpuAction::SetFacts { gpu: card, facts });
             }
             listed.insert(card);
         }
@@ -69,7 +83,7 @@ impl Decider<'_> {
         for lease in over {
             if self.state.note_read_after_end(lease, card) {
                 let ran = self.ended_for_others(lease).then(|| (self.program_of(lease), self.now));
-                self.emit(Action::Retire { lease, ran });
+                self.emit(LeaseAction::Retire { lease, ran });
             }
         }
     }

@@ -4,16 +4,16 @@
 //! and shown idle; one that somebody waits for ends on time.
 
 use super::{DUE_AT_ONCE, Decider};
-use crate::action::Action;
+use crate::model::facts::LeaseAction;
 use crate::model::ids::LeaseId;
 use crate::model::request::Preempt;
+use crate::model::rows::{EndNotice, EndReason, Hold, Lease, Phase, gpu_time};
 use crate::model::units::{Span, Time};
 use crate::mutant::Mutant;
 use crate::policy::charges::debt_clock_after;
 use crate::policy::lease_processes::signal_targets;
 use crate::policy::quota;
 use crate::policy::waiters::is_wanted;
-use crate::rows::{EndNotice, EndReason, Hold, Lease, Phase, gpu_time};
 
 impl Decider<'_> {
     /// Deals with whatever came due by itself.
@@ -89,7 +89,7 @@ impl Decider<'_> {
             return self.state.set_due(lease.id, Some(until.min(self.now + Span::secs(1))));
         }
         let lease = lease.id;
-        self.emit(Action::Notice { lease, at: self.now, until, room_for: lease });
+        self.emit(LeaseAction::GiveNotice { lease, at: self.now, until, room_for: lease });
     }
 
     fn expire(&mut self, lease: &Lease, hold: &Hold) {
@@ -133,7 +133,14 @@ impl Decider<'_> {
     fn extend(&mut self, lease: &Lease, hold: &Hold, until: Time, idle: bool, before: Option<Time>) {
         let added = until.since(hold.until);
         let mark = debt_clock_after(self.state, lease.tenant, hold.vram, hold.gpus.len(), added, self.now);
-        self.emit(Action::Renew { lease: lease.id, at: self.now, until, idle, mark: Some(mark), before });
+        self.emit(LeaseAction::Renew {
+            lease: lease.id,
+            at: self.now,
+            until,
+            idle,
+            debt_clock: Some(mark),
+            not_beyond: before,
+        });
     }
 
     /// The holder worked: from its renewal point on, that renews it.

@@ -1,9 +1,10 @@
 //! Serves the queue: the first waiter gets its GPUs, or claims them ([`crate::policy::board`]).
 
 use super::Decider;
-use crate::action::Action;
+use crate::model::facts::LeaseAction;
 use crate::model::ids::{Fence, LeaseId};
 use crate::model::quota::QuotaBlock;
+use crate::model::rows::Phase;
 use crate::mutant::Mutant;
 use crate::policy::board::Fit;
 use crate::policy::charges::debt_clock_after;
@@ -12,7 +13,6 @@ use crate::policy::quota;
 use crate::policy::resume::with_present_need;
 use crate::policy::round::{Round, unowned_on};
 use crate::policy::waiters::{LOOK_AHEAD, LOOKS};
-use crate::rows::Phase;
 
 impl Decider<'_> {
     /// Grants what can be granted: first to waiters, in their order, then to passive leases.
@@ -86,6 +86,17 @@ impl Decider<'_> {
         let turn = self.state.is_first(row).then_some(self.now);
         let until = self.now + span;
         let (at, mark, told) = (self.now, Some(mark), self.noted_expectation(lease));
-        self.emit(Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn, told });
+        self.emit(LeaseAction::Grant {
+            lease,
+            gpus: cards,
+            vram,
+            fence: epoch,
+            at,
+            until,
+            debt_clock: mark,
+            not_beyond: before,
+            first_since: turn,
+            expected: told,
+        });
     }
 }

@@ -1,8 +1,8 @@
 //! Issues and revokes tokens, and keeps requests through a token within its caps.
 
 use super::Decider;
-use crate::action::Action;
-use crate::event::{Caller, EventAnswer, Refusal};
+use crate::model::event::{Caller, EventAnswer, Refusal};
+use crate::model::facts::{TokenAction, TokenEvent};
 use crate::model::ids::TokenId;
 use crate::model::request::LeaseRequest;
 use crate::model::token::{TOKENS_MAX, TOKENS_OF_TENANT, Token, TokenError, TokenRequest};
@@ -11,6 +11,13 @@ use crate::policy::access::may_know;
 use crate::policy::tokens::{most_of, most_wish};
 
 impl Decider<'_> {
+    pub(super) fn on_token(&mut self, event: TokenEvent) -> EventAnswer {
+        match event {
+            TokenEvent::IssueRequested { by, request, wall_us } => self.issue(&by, *request, wall_us),
+            TokenEvent::RevokeRequested { by, token, wall_us } => self.revoke(&by, token, wall_us),
+        }
+    }
+
     pub(super) fn issue(&mut self, by: &Caller, ask: TokenRequest, wall_us: u64) -> EventAnswer {
         match self.issuable(by, &ask, wall_us) {
             Ok(Some(same)) => return EventAnswer::Token(Box::new(same)),
@@ -34,7 +41,7 @@ impl Decider<'_> {
             made_wall_us: wall_us,
             expires_wall_us: ask.expires_wall_us,
         };
-        self.emit(Action::IssueToken { token: token.clone() });
+        self.emit(TokenAction::Issue { token: token.clone() });
         EventAnswer::Token(Box::new(token))
     }
 
@@ -76,7 +83,7 @@ impl Decider<'_> {
         let over = |token: &&Token| token.is_expired(wall_us) && (full || token.tenant == tenant);
         let over: Vec<Token> = self.state.rows().tokens.values().filter(over).cloned().collect();
         for token in over {
-            self.emit(Action::RevokeToken { token: token.id, tenant: token.tenant, at_wall_us: wall_us });
+            self.emit(TokenAction::Revoke { token: token.id, tenant: token.tenant, at_wall_us: wall_us });
         }
     }
 
@@ -84,7 +91,7 @@ impl Decider<'_> {
         let Some(token) = self.state.rows().tokens.get(&id).filter(|token| may_know(by, token)).cloned() else {
             return EventAnswer::Refused(Refusal::NoSuchToken);
         };
-        self.emit(Action::RevokeToken { token: id, tenant: token.tenant.clone(), at_wall_us: wall_us });
+        self.emit(TokenAction::Revoke { token: id, tenant: token.tenant.clone(), at_wall_us: wall_us });
         EventAnswer::Token(Box::new(token))
     }
 

@@ -18,6 +18,19 @@ pub const PER_GPU: usize = 16;
 /// Characters of a key.
 pub const KEY_MAX: usize = 64;
 
+/// A request that a GPU steps aside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AsideRequest {
+    /// For how long from now on.
+    pub span: Option<Span>,
+    /// Tells asides of one caller apart.
+    pub key: String,
+    /// Only if the caller has one with this key already.
+    pub renews: bool,
+    /// The caller is a user at the seat of this host.
+    pub at_seat: bool,
+}
+
 /// One reason for a GPU to step aside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Aside {

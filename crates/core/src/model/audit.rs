@@ -130,6 +130,11 @@ pub struct Accounted {
 }
 
 impl Audit {
+    /// The tenant that a lease of the process would have.
+    pub fn tenant_name(&self) -> String {
+        format!("uid:{}", self.uid)
+    }
+
     /// Is what was audited later still what was audited here? Says what is not.
     ///
     /// Its name and its command line are not compared: a process may rewrite both as it likes, and
@@ -190,7 +195,7 @@ fn shown(container: &str) -> &str {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::unleased::RuleSubject;
+    use crate::model::unleased::RuleSubject;
 
     pub(crate) fn audit() -> Audit {
         Audit {

@@ -2,9 +2,9 @@
 
 use crate::model::method::Method;
 use crate::model::request::{LeaseRequest, Tier};
+use crate::model::rows::{ParkState, Tenant};
 use crate::model::units::{Bytes, Span, Time};
 use crate::model::unleased::EnforcementTimes;
-use crate::rows::{ParkState, Tenant};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A gap between two events longer than this is a stall: the loop ticks far more often.
@@ -359,8 +359,8 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::Term;
-    use crate::units::Bytes;
+    use crate::model::request::Term;
+    use crate::model::units::Bytes;
 
     #[test]
     fn a_waiter_from_the_end_of_time_is_the_last() {

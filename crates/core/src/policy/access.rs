@@ -1,6 +1,6 @@
 //! What a caller may know of.
 
-use crate::event::Caller;
+use crate::model::event::Caller;
 use crate::model::token::Token;
 
 /// Whether a caller may know of a token: its own tenant's, and through a token only that one.

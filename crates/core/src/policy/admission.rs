@@ -1,6 +1,6 @@
 //! Whether a request makes sense on this host, whichever tenant makes it.
 
-use crate::event::Refusal;
+use crate::model::event::Refusal;
 use crate::model::ids::GpuId;
 use crate::model::request::{LeaseRequest, Term, Vram};
 use crate::model::units::Bytes;

@@ -4,9 +4,9 @@ use crate::model::aside::Aside;
 use crate::model::ids::{GpuId, LeaseId};
 use crate::model::movers::NotParkable;
 use crate::model::request::Preempt;
+use crate::model::rows::{Lease, Phase};
 use crate::model::units::Time;
 use crate::policy::moves::cheapest_method;
-use crate::rows::{Lease, Phase};
 use crate::state::State;
 use std::fmt;
 

@@ -9,6 +9,7 @@
 
 use crate::model::ids::{GpuId, LeaseId, TenantId};
 use crate::model::request::{Exclusivity, GpuSelector, Preempt, Term, Vram};
+use crate::model::rows::Lease;
 use crate::model::units::{Bytes, Span, Time};
 use crate::mutant::Mutant;
 use crate::policy::eligibility::{is_acceptable, needed_bytes, whole_gpu_least};
@@ -18,7 +19,6 @@ use crate::policy::quota;
 use crate::policy::restore_room::needs_others_gone;
 use crate::policy::resume::with_present_need;
 use crate::policy::waiters::{LOOK_AHEAD, waiters_in_order};
-use crate::rows::Lease;
 use crate::state::State;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

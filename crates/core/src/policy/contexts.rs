@@ -14,12 +14,12 @@ use crate::model::ids::{GpuId, LeaseId, ProcKey};
 use crate::model::method::Method;
 use crate::model::movers::NotParkable;
 use crate::model::reading::Reading;
+use crate::model::rows::{Hold, Lease, Phase};
 use crate::model::units::{Bytes, Span, Time};
 use crate::mutant::Mutant;
 use crate::policy::lease_processes::residents;
 use crate::policy::parking::can_book;
 use crate::policy::restore_room::{check_only_own_gpus, check_restore_room};
-use crate::rows::{Hold, Lease, Phase};
 use crate::state::State;
 use crate::state::room::Occupancy;
 

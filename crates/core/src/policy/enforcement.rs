@@ -178,7 +178,7 @@ pub fn next_step(state: &State, unleased: &UnleasedProcess, mode: Option<Mode>, 
     let due = |since: Time, span: Span| state.rows().meta.due(since, since + span);
     match mode {
         Mode::Observe => NextStep::Nothing,
-        Mode::Adopt => match state.tenant(&tenant_of(&unleased.audit)).filter(|_| !is_leased) {
+        Mode::Adopt => match state.tenant(&unleased.audit.tenant_name()).filter(|_| !is_leased) {
             Some(_) => match self_test_failure(state).or_else(|| audit_gap(&unleased.audit)) {
                 Some(why) => NextStep::Exempt(why),
                 None => NextStep::Adopt(unleased.since + ADOPT_AFTER),
@@ -229,11 +229,6 @@ pub(crate) fn may_be_signalled(state: &State, process: ProcKey) -> bool {
     let is_allowed = known.is_some_and(|known| is_spared(&known.audit));
     let is_free = state.owner(&process).is_none() || state.planted(Mutant::StrikeOthers);
     process.pid > 1 && is_free && !is_allowed
-}
-
-/// The tenant that a lease of an unleased process would have.
-pub fn tenant_of(audit: &Audit) -> String {
-    format!("uid:{}", audit.uid)
 }
 
 /// Whether an exempt process is warned nevertheless, where unleased processes are.

@@ -4,12 +4,12 @@
 
 use crate::model::ids::{GpuId, LeaseId};
 use crate::model::request::Term;
+use crate::model::rows::Lease;
 use crate::model::units::{Bytes, Span, Time};
 use crate::policy::eligibility::needed_bytes;
 use crate::policy::placement::{could_host, could_start_if_all_ended};
 use crate::policy::room_plan;
 use crate::policy::waiters::waiters_within_quota;
-use crate::rows::Lease;
 use crate::state::State;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -19,6 +19,7 @@ use crate::model::ids::{GpuId, LeaseId, TenantId};
 use crate::model::lateness::ExpectedWait;
 use crate::model::method::Method;
 use crate::model::request::{Exclusivity, Term, Tier, Vram};
+use crate::model::rows::{Lease, Phase};
 use crate::model::units::{Bytes, Span, Time};
 use crate::policy::eligibility::needed_bytes;
 use crate::policy::estimates::{FreeTimeline, blockers};
@@ -28,7 +29,6 @@ use crate::policy::preemption::NotPreemptable;
 use crate::policy::room_plan::RoomPlan;
 use crate::policy::waiters::waiters_within_quota;
 use crate::policy::{preemption, room_plan};
-use crate::rows::{Lease, Phase};
 use crate::state::State;
 use std::collections::BTreeMap;
 

@@ -3,11 +3,12 @@
 //! Costs are bounded: places are counted to [`PLACE_MAX`]. Absent: when it should start ([`super::estimates`],
 //! [`super::expected_starts`]).
 
-use crate::event::Refusal;
+use crate::model::event::Refusal;
 use crate::model::ids::{GpuId, LeaseId, TenantId};
 use crate::model::method::Method;
 use crate::model::quota::QuotaBlock;
 use crate::model::request::{LeaseRequest, Preempt, Term, Vram};
+use crate::model::rows::{GpuService, Lease, ParkState, Phase};
 use crate::model::units::{Bytes, Span, Time};
 use crate::mutant::Mutant;
 use crate::policy::eligibility::{is_eligible, needed_bytes};
@@ -15,7 +16,6 @@ use crate::policy::placement::{could_host, fits_on};
 use crate::policy::restore_room::has_unsafe_restore;
 use crate::policy::waiters::{LOOK_AHEAD, PLACE_MAX};
 use crate::policy::{parking, quota, stretch};
-use crate::rows::{GpuService, Lease, ParkState, Phase};
 use crate::state::State;
 use crate::state::room::ReadingFault;
 use std::collections::BTreeMap;

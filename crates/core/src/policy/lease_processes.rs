@@ -3,7 +3,7 @@
 use crate::model::ids::{GpuId, LeaseId, ProcKey};
 use crate::model::movers::NotParkable;
 use crate::model::reading::Reading;
-use crate::rows::{Hold, Lease};
+use crate::model::rows::{Hold, Lease};
 use crate::state::State;
 
 /// A lease's processes on a GPU, as of the last reading.

@@ -4,10 +4,10 @@ use crate::model::cost::Direction;
 use crate::model::ids::LeaseId;
 use crate::model::method::Method;
 use crate::model::movers::NotParkable;
+use crate::model::rows::{Lease, Phase};
 use crate::model::units::{Bytes, Span, Time};
 use crate::policy::parking;
 use crate::policy::restore_room::{has_unsafe_restore, needs_others_gone};
-use crate::rows::{Lease, Phase};
 use crate::state::State;
 
 /// Whether a program that is parked by this method reports its next use of a GPU: only the library does, and not while

@@ -1,10 +1,10 @@
 //! Smaller leases that a waiter could have now.
 
 use crate::model::request::{LeaseRequest, Vram};
+use crate::model::rows::{Lease, Phase};
 use crate::model::units::{Bytes, Time};
 use crate::policy::board::{Board, Fit};
 use crate::policy::quota;
-use crate::rows::{Lease, Phase};
 use crate::state::State;
 
 /// A smaller lease that could start now. Nothing is reserved for it: the first request that takes it has it.

@@ -2,12 +2,12 @@
 
 use crate::model::ids::{GpuId, LeaseId};
 use crate::model::request::{Exclusivity, Vram};
+use crate::model::rows::Lease;
 use crate::model::units::{Bytes, Time};
 use crate::policy::eligibility::{is_eligible, needed_bytes, whole_gpu_least};
 use crate::policy::restore_room::needs_others_gone;
 use crate::policy::resume::with_present_need;
 use crate::policy::{contexts, quota, restore_room};
-use crate::rows::Lease;
 use crate::state::{State, room};
 
 /// Whether its tenant may ever hold this whole GPU.

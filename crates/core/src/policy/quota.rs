@@ -5,10 +5,10 @@
 use crate::model::ids::{GpuId, TenantId};
 use crate::model::quota::{CappedResource, QuotaBlock};
 use crate::model::request::{LeaseRequest, Preempt, Vram};
+use crate::model::rows::{Lease, Phase, gpu_time};
 use crate::model::settings::Caps;
 use crate::model::units::{Bytes, Span};
 use crate::policy::eligibility::{could_ever_fit, least_bytes};
-use crate::rows::{Lease, Phase, gpu_time};
 use crate::state::State;
 use crate::state::ledger::TenantLoad;
 

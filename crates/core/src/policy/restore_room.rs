@@ -6,12 +6,12 @@
 use crate::model::ids::{GpuId, LeaseId};
 use crate::model::movers::{NotParkable, RestoreObstacle};
 use crate::model::reading::{Reading, Unreadable};
+use crate::model::rows::{Hold, Lease, Phase};
 use crate::model::units::Time;
 use crate::mutant::Mutant;
 use crate::policy::lease_processes::residents;
 use crate::policy::move_progress;
 use crate::policy::move_progress::driver_may_have;
-use crate::rows::{Hold, Lease, Phase};
 use crate::state::State;
 use crate::state::room::ReadingFault;
 

@@ -2,9 +2,9 @@
 
 use crate::model::ids::LeaseId;
 use crate::model::request::{LeaseRequest, Vram};
+use crate::model::rows::{Hold, Lease, Phase};
 use crate::model::units::{Bytes, Time};
 use crate::mutant::Mutant;
-use crate::rows::{Hold, Lease, Phase};
 use crate::state::State;
 use std::borrow::Cow;
 

@@ -6,6 +6,7 @@ use crate::model::cost::Direction;
 use crate::model::ids::{GpuId, LeaseId, TenantId};
 use crate::model::method::Method;
 use crate::model::request::{Exclusivity, Vram};
+use crate::model::rows::{Lease, Phase};
 use crate::model::units::{Bytes, Span, Time};
 use crate::mutant::Mutant;
 use crate::policy::eligibility::needed_bytes;
@@ -18,7 +19,6 @@ use crate::policy::preemption::{
 use crate::policy::resume::with_present_need;
 use crate::policy::waiters::waiters_within_quota;
 use crate::policy::{contexts, parking, plan};
-use crate::rows::{Lease, Phase};
 use crate::state::State;
 use crate::state::room::Room;
 use std::collections::{BTreeMap, BTreeSet};

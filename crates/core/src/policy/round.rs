@@ -2,12 +2,12 @@
 
 use crate::model::ids::{GpuId, LeaseId, TenantId};
 use crate::model::request::Vram;
+use crate::model::rows::{Lease, Phase};
 use crate::model::units::{Bytes, Time};
 use crate::mutant::Mutant;
 use crate::policy::board::{Board, Fit};
 use crate::policy::moves::is_backing_off;
 use crate::policy::waiters::{LOOK_AHEAD_OF_TENANT, count_hopeful};
-use crate::rows::{Lease, Phase};
 use crate::state::State;
 use crate::state::queue::{QueueCursor, QueuePlace};
 use std::collections::BTreeMap;

@@ -11,10 +11,10 @@
 use crate::model::durations::{LeaseKind, ONE};
 use crate::model::ids::LeaseId;
 use crate::model::request::Tier;
+use crate::model::rows::{Hold, Lease, Phase};
 use crate::model::units::{Span, Time};
 use crate::mutant::Mutant;
 use crate::policy::waiters::PLACE_MAX;
-use crate::rows::{Hold, Lease, Phase};
 use crate::state::State;
 
 /// Whether a lease is a job that should rather finish.

@@ -19,13 +19,13 @@
 use crate::model::ids::{GpuId, LeaseId, ProcKey};
 use crate::model::method::Method;
 use crate::model::movers::NotParkable;
+use crate::model::rows::{EndReason, Gpu, Hold, Lease, ParkState, Phase};
 use crate::model::units::{Bytes, Time};
 use crate::model::unleased::Mode;
 use crate::policy::lease_processes::residents;
 use crate::policy::move_progress::{all_keep_still, driver_may_have, must_stay_off_gpus};
 use crate::policy::restore_room::may_restore;
 use crate::policy::{contexts, parking};
-use crate::rows::{EndReason, Gpu, Hold, Lease, ParkState, Phase};
 use crate::state::State;
 
 /// Leases whose programs prepare to be parked at a time.

@@ -1,9 +1,9 @@
 //! What the caps of a token leave for a lease.
 
 use crate::model::request::{LeaseRequest, Vram};
+use crate::model::rows::Lease;
 use crate::model::units::Bytes;
 use crate::policy::eligibility::is_acceptable;
-use crate::rows::Lease;
 use crate::state::State;
 
 /// Whether the token that a lease was requested through allows these bytes more.

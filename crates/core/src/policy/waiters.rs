@@ -2,9 +2,9 @@
 
 use crate::model::ids::{GpuId, LeaseId, TenantId};
 use crate::model::quota::QuotaBlock;
+use crate::model::rows::{GpuService, Lease};
 use crate::policy::placement::{could_host, could_start_if_all_ended};
 use crate::policy::quota;
-use crate::rows::{GpuService, Lease};
 use crate::state::State;
 use crate::state::queue::QueueCursor;
 use std::collections::BTreeMap;

@@ -1,11 +1,11 @@
 //! Some waiters are remembered with what was expected of them, so that it is learned how late they start.
 
 use super::State;
-use crate::ids::LeaseId;
-use crate::lateness::ExpectedWait;
+use crate::model::ids::LeaseId;
+use crate::model::lateness::ExpectedWait;
+use crate::model::rows::Phase;
+use crate::model::units::{Span, Time};
 use crate::policy::expected_starts;
-use crate::rows::Phase;
-use crate::units::{Span, Time};
 
 /// At most once in so long: what is expected takes up to a few milliseconds to find.
 const EVERY: Span = Span::secs(2);

@@ -1,15 +1,15 @@
 //! What may be promised on a card, and what its room is made of.
 
 use super::State;
-use crate::ids::{GpuId, LeaseId, TenantId};
+use crate::model::ids::{GpuId, LeaseId, TenantId};
 use crate::model::movers::CONTEXT;
+use crate::model::reading::GpuFacts;
+use crate::model::request::Exclusivity;
+use crate::model::rows::{GpuService, Lease, Phase};
 use crate::model::settings::Policy;
+use crate::model::units::{Bytes, Time};
 use crate::mutant::Mutant;
-use crate::reading::GpuFacts;
-use crate::request::Exclusivity;
 use crate::room::Room;
-use crate::rows::{GpuService, Lease, Phase};
-use crate::units::{Bytes, Time};
 
 impl State {
     /// Whether new leases may land on a card at all.

@@ -1,13 +1,13 @@
 //! What was seen of a lease. It is lost when the daemon stops, and never journaled.
 
-use crate::action::Wake;
+use crate::model::facts::Wake;
 use crate::model::ids::{GpuId, ProcKey};
 use crate::model::lateness::ExpectedWait;
 use crate::model::method::Method;
 use crate::model::movers::{Backoff, GpuSnapshot, HOOK, MoveProgress, Mover};
 use crate::model::restrictions::Restrictions;
+use crate::model::rows::{Lease, Phase};
 use crate::model::units::{Bytes, Span, Time};
-use crate::rows::{Lease, Phase};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A signal that is on the record.

@@ -5,9 +5,9 @@
 
 use crate::model::ids::TenantId;
 use crate::model::request::{LeaseRequest, Preempt};
+use crate::model::rows::{Hold, Rows, Tenant};
 use crate::model::settings::{Caps, Policy};
 use crate::model::units::Bytes;
-use crate::rows::{Hold, Rows, Tenant};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a tenant or a group has.

@@ -1,13 +1,13 @@
 //! Whose processes are.
 
 use super::State;
-use crate::ids::{GpuId, LeaseId, ProcKey};
+use crate::model::ids::{GpuId, LeaseId, ProcKey};
+use crate::model::reading::{Reading, Resident};
+use crate::model::restrictions::Restrictions;
+use crate::model::rows::Lease;
+use crate::model::units::Bytes;
 use crate::model::unleased::STRANGERS_MAX;
 use crate::mutant::Mutant;
-use crate::reading::{Reading, Resident};
-use crate::restrictions::Restrictions;
-use crate::rows::Lease;
-use crate::units::Bytes;
 use std::collections::BTreeSet;
 
 impl State {
@@ -63,7 +63,7 @@ impl State {
     }
 
     /// A process that was just bound lives, and what it did so far counts as work.
-    pub(super) fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
+    pub(crate) fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
         if let Some(live) = self.readings.get_mut(&lease) {
             live.was_busy = true;
             self.restore_member(lease, process);

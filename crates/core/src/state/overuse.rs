@@ -1,11 +1,11 @@
 //! Who has more on its cards than its lease is for, look by look.
 
 use super::State;
-use crate::ids::{GpuId, LeaseId};
+use crate::model::ids::{GpuId, LeaseId};
+use crate::model::reading::Reading;
+use crate::model::rows::{Hold, Phase};
+use crate::model::units::Bytes;
 use crate::mutant::Mutant;
-use crate::reading::Reading;
-use crate::rows::{Hold, Phase};
-use crate::units::Bytes;
 use std::collections::BTreeMap;
 
 /// So much beyond its lease nobody minds: what contexts and libraries take differs from run to run.
@@ -45,7 +45,7 @@ impl State {
     }
 
     /// What was seen of a lease so far says nothing of it any more.
-    pub(super) fn forget_overuse(&mut self, lease: LeaseId) {
+    pub(crate) fn forget_overuse(&mut self, lease: LeaseId) {
         for excess in &mut self.overuse {
             excess.remove(&lease);
         }

@@ -1,6 +1,6 @@
 //! Whether grants are stopped: the disk is full, or lines of the journal are missing.
 
-use crate::event::Refusal;
+use crate::model::event::Refusal;
 use crate::mutant::Mutant;
 use crate::state::State;
 

@@ -1,14 +1,15 @@
 //! Strangers, as the state has them beside their rows.
 
 use super::State;
-use crate::action::Action;
-use crate::ids::{GpuId, LeaseId, ProcKey};
+use crate::model::ids::{GpuId, LeaseId, ProcKey};
+use crate::model::reading::Reading;
+use crate::model::rows::{Lease, Phase};
+use crate::model::units::Time;
+use crate::model::unleased::{
+    Mode, NextStep, PendingSignal, Rule, RuleAction, RuleSubject, UnleasedProcess, UnleasedStep,
+};
 use crate::mutant::Mutant;
 use crate::policy::enforcement as enforce;
-use crate::reading::Reading;
-use crate::rows::{Lease, Phase};
-use crate::units::Time;
-use crate::unleased::{Mode, NextStep, PendingSignal, Rule, RuleAction, RuleSubject, UnleasedProcess, UnleasedStep};
 use crate::unleased_readings::{FormerProcess, UnleasedReadings};
 
 impl State {
@@ -34,20 +35,6 @@ impl State {
     pub(super) fn index_unleased(&mut self) {
         self.unleased.by_process =
             self.rows.unleased.values().map(|stranger| (stranger.audit.process, stranger.id)).collect();
-    }
-
-    /// A stranger came or went.
-    pub(super) fn reindex_unleased(&mut self, action: &Action) {
-        match action {
-            Action::Find { stranger } => {
-                self.unleased.by_process.insert(stranger.audit.process, stranger.id);
-            }
-            Action::Close { stranger, .. } => {
-                self.unleased.by_process.retain(|_, id| id != stranger);
-                self.unleased.audits.remove(stranger);
-            }
-            _ => {}
-        }
     }
 
     /// Whether a signal that was decided then is still to be sent to this process. Whoever sends it asks when that is

@@ -129,7 +129,7 @@ pub(crate) struct AuditState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::audit::tests::audit;
+    use crate::model::audit::tests::audit;
 
     fn former(uid: u32, pid: u32) -> FormerProcess {
         let process = ProcKey { pid, start: 1 };

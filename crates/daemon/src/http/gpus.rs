@@ -11,6 +11,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::RwLock;
 use sublet_core::event::{AsideRequest, Caller, Event};
+use sublet_core::facts::GpuEvent;
 use sublet_core::units::Span;
 use sublet_wire as wire;
 
@@ -88,7 +89,7 @@ async fn add_unleased_users(app: &App, by: &Caller, cards: &mut Vec<wire::Gpu>, 
 pub async fn drain(State(app): State<App>, PathName(card): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
-    Ok(app.loop_client.call(by.clone(), Event::Drained { by, card }, heard.key).await?)
+    Ok(app.loop_client.call(by.clone(), Event::Gpu(GpuEvent::DrainRequested { by, gpu: card }), heard.key).await?)
 }
 
 /// Puts a GPU back into service.
@@ -102,7 +103,7 @@ pub async fn drain(State(app): State<App>, PathName(card): PathName, request: Re
 pub async fn clear(State(app): State<App>, PathName(card): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
-    Ok(app.loop_client.call(by.clone(), Event::Cleared { by, card }, heard.key).await?)
+    Ok(app.loop_client.call(by.clone(), Event::Gpu(GpuEvent::ClearRequested { by, gpu: card }), heard.key).await?)
 }
 
 /// Puts a GPU aside for a while: leases there are parked if possible, and none is granted. Operators may do it, and users
@@ -124,7 +125,10 @@ pub async fn put_aside(State(app): State<App>, PathName(card): PathName, request
     // A time too long to be counted is refused like any that is too long.
     let span = for_s.map(|seconds| Span::secs(seconds.min(u64::from(u32::MAX))));
     let ask = AsideRequest { span, key: key.unwrap_or_default(), renews: renew, at_seat: seat.unwrap_or(false) };
-    Ok(app.loop_client.call(by.clone(), Event::AsideAsked { by, card, ask }, heard.key).await?)
+    Ok(app
+        .loop_client
+        .call(by.clone(), Event::Gpu(GpuEvent::AsideRequested { by, gpu: card, request: ask }), heard.key)
+        .await?)
 }
 
 /// The aside that ends.
@@ -147,6 +151,6 @@ pub async fn end_aside(State(app): State<App>, PathName(card): PathName, request
     let query: EndQuery = body::query(&request)?;
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
-    let event = Event::AsideEndAsked { by: by.clone(), card, key: query.key };
+    let event = Event::Gpu(GpuEvent::AsideEndRequested { by: by.clone(), gpu: card, key: query.key });
     Ok(app.loop_client.call(by, event, heard.key).await?)
 }

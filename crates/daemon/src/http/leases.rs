@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use sublet_core::decide::find;
 use sublet_core::event::{Caller, Event, Refusal};
+use sublet_core::facts::LeaseEvent;
 use sublet_core::ids::{Fence, LeaseId};
 use sublet_core::movers::MoverReport;
 use sublet_core::request::{
@@ -66,7 +67,10 @@ async fn decide_request(app: &App, heard: ParsedBody<wire::LeaseRequest>) -> Res
     let ttl = heard.body.ttl_s.map_or(app.settings().ttl, |seconds| Span(seconds.saturating_mul(1_000_000)));
     let ask = read_request(heard.body, ttl)?;
     let (tenant, is_repeated) = (by.tenant.clone(), heard.key.is_some());
-    let reply = app.loop_client.call(by.clone(), Event::Asked { by, ask, wait, root }, heard.key).await?;
+    let reply = app
+        .loop_client
+        .call(by.clone(), Event::Lease(LeaseEvent::Requested { by, request: ask, wait, root }), heard.key)
+        .await?;
     Ok(with_proof(app, reply, &tenant, is_repeated))
 }
 
@@ -339,7 +343,8 @@ pub async fn renew(State(app): State<App>, PathName(id): PathName, request: Requ
     let heard = body::json::<wire::RenewRequest>(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    let event = Event::Renewed { by: by.clone(), lease, epoch: read_fence(heard.body.fence)? };
+    let event =
+        Event::Lease(LeaseEvent::RenewalRequested { by: by.clone(), lease, fence: read_fence(heard.body.fence)? });
     let reply = app.loop_client.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
@@ -379,7 +384,8 @@ pub async fn accept(State(app): State<App>, PathName(id): PathName, request: Req
     };
     let gpus = heard.body.gpus.or(asked).unwrap_or(1);
     let gpus = u16::try_from(gpus).map_err(|_| messages::problem(&Refusal::BadAsk(RequestError::Gpus)))?;
-    let event = Event::Accepted { by: by.clone(), lease, vram: Bytes(heard.body.vram_bytes), gpus };
+    let event =
+        Event::Lease(LeaseEvent::OfferAccepted { by: by.clone(), lease, vram: Bytes(heard.body.vram_bytes), gpus });
     let is_repeated = heard.key.is_some();
     let reply = with_proof(&app, app.loop_client.call(by.clone(), event, heard.key).await?, &by.tenant, is_repeated);
     ended_is_ended(&app, by, lease, reply).await
@@ -405,7 +411,7 @@ pub async fn bind(State(app): State<App>, PathName(id): PathName, request: Reque
         return ended_is_ended(&app, by, lease, Reply::problem(&messages::problem(&Refusal::NoSuchLease))).await;
     }
     let process = heard.peer.named_process(heard.body.pid)?;
-    let event = Event::Bound { by: by.clone(), lease, epoch, process };
+    let event = Event::Lease(LeaseEvent::BindRequested { by: by.clone(), lease, fence: epoch, process });
     let reply = app.loop_client.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
@@ -423,7 +429,10 @@ pub async fn park(State(app): State<App>, PathName(id): PathName, request: Reque
     let heard = body::empty(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    let reply = app.loop_client.call(by.clone(), Event::ParkAsked { by: by.clone(), lease }, heard.key).await?;
+    let reply = app
+        .loop_client
+        .call(by.clone(), Event::Lease(LeaseEvent::ParkRequested { by: by.clone(), lease }), heard.key)
+        .await?;
     ended_is_ended(&app, by, lease, reply).await
 }
 
@@ -439,7 +448,10 @@ pub async fn resume(State(app): State<App>, PathName(id): PathName, request: Req
     let heard = body::empty(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    let reply = app.loop_client.call(by.clone(), Event::ResumeAsked { by: by.clone(), lease }, heard.key).await?;
+    let reply = app
+        .loop_client
+        .call(by.clone(), Event::Lease(LeaseEvent::ResumeRequested { by: by.clone(), lease }), heard.key)
+        .await?;
     ended_is_ended(&app, by, lease, reply).await
 }
 
@@ -463,7 +475,12 @@ pub async fn hook(State(app): State<App>, PathName(id): PathName, request: Reque
         wire::HookResult::Failed => MoverReport::Refused(why()),
         wire::HookResult::WantsResume => MoverReport::Used,
     };
-    let event = Event::Hooked { by: by.clone(), lease, epoch: read_fence(heard.body.fence)?, said };
+    let event = Event::Lease(LeaseEvent::HookReported {
+        by: by.clone(),
+        lease,
+        fence: read_fence(heard.body.fence)?,
+        report: said,
+    });
     let reply = app.loop_client.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
@@ -488,7 +505,7 @@ pub async fn release(State(app): State<App>, PathName(id): PathName, request: Re
     let heard = body::empty(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    let event = Event::Released { by: by.clone(), lease, epoch: query.fence.map(Fence) };
+    let event = Event::Lease(LeaseEvent::ReleaseRequested { by: by.clone(), lease, fence: query.fence.map(Fence) });
     let reply = app.loop_client.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }

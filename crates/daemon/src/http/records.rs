@@ -12,8 +12,8 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::action::Action;
 use sublet_core::event::{Caller, Event};
+use sublet_core::facts::{DaemonEvent, LeaseAction, TokenAction, UnleasedAction};
 use sublet_core::ids::{LeaseId, TenantId};
-use sublet_core::policy::enforcement;
 use sublet_core::unleased::UnleasedId;
 use sublet_journal::{JournalReader, LogLine, OpenError};
 use sublet_wire as wire;
@@ -73,7 +73,7 @@ pub async fn usage(State(app): State<App>, request: Request) -> Result<Json<wire
 pub async fn accept_loss(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
-    Ok(app.loop_client.call(by.clone(), Event::LossAccepted { by }, heard.key).await?)
+    Ok(app.loop_client.call(by.clone(), Event::Daemon(DaemonEvent::LossAccepted { by }), heard.key).await?)
 }
 
 /// The leases that are live and the last that ended, and whether more did.
@@ -163,7 +163,7 @@ impl AuditFilter {
                 let own = view.state.rows().leases.values().filter(|lease| Some(lease.tenant) == tenant);
                 let mine = if operator { BTreeMap::new() } else { own.map(|lease| (lease.id, true)).collect() };
                 let strangers = view.state.rows().unleased.values();
-                let own = strangers.filter(|stranger| enforcement::tenant_of(&stranger.audit) == name);
+                let own = strangers.filter(|stranger| stranger.audit.tenant_name() == name);
                 (tenant, mine, own.map(|stranger| stranger.id).collect())
             })
             .await?;
@@ -215,19 +215,23 @@ impl AuditFilter {
     /// A local user sees what is done about its own processes.
     fn is_own_process(&mut self, line: &LogLine) -> bool {
         let Ok(action) = line.action() else { return false };
-        if let Action::Find { stranger } = &action
-            && enforcement::tenant_of(&stranger.audit) == self.by.tenant
+        if let Action::Unleased(UnleasedAction::Add { process: stranger }) = &action
+            && stranger.audit.tenant_name() == self.by.tenant
         {
             self.own.insert(stranger.id);
         }
-        self.by.token.is_none() && action.stranger().is_some_and(|stranger| self.own.contains(&stranger))
+        self.by.token.is_none() && action.unleased().is_some_and(|stranger| self.own.contains(&stranger))
     }
 
     /// A tenant sees its tokens; a caller through one of them does not.
     fn is_own_token(&self, line: &LogLine) -> bool {
         match line.action() {
-            Ok(Action::IssueToken { token }) => self.by.token.is_none() && token.tenant == self.by.tenant,
-            Ok(Action::RevokeToken { tenant, .. }) => self.by.token.is_none() && tenant == self.by.tenant,
+            Ok(Action::Token(TokenAction::Issue { token })) => {
+                self.by.token.is_none() && token.tenant == self.by.tenant
+            }
+            Ok(Action::Token(TokenAction::Revoke { tenant, .. })) => {
+                self.by.token.is_none() && tenant == self.by.tenant
+            }
             _ => false,
         }
     }
@@ -238,7 +242,7 @@ impl AuditFilter {
             return Ok(*mine);
         }
         let tenant = match line.action() {
-            Ok(Action::Queue { tenant, .. }) => Some(tenant),
+            Ok(Action::Lease(LeaseAction::Queue { tenant, .. })) => Some(tenant),
             _ => reader.ended(lease)?.map(|ended| ended.tenant),
         };
         let mine = match tenant {
@@ -256,7 +260,7 @@ impl AuditFilter {
 
 /// The unleased process of a line; `None` for lines about leases.
 fn unleased_of(line: &LogLine) -> Option<UnleasedId> {
-    line.lease.is_none().then(|| line.action().ok()?.stranger()).flatten()
+    line.lease.is_none().then(|| line.action().ok()?.unleased()).flatten()
 }
 
 /// The actor of lines that no user caused.

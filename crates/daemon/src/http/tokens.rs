@@ -9,6 +9,7 @@ use crate::view::wall_s;
 use axum::Json;
 use axum::extract::{Request, State};
 use sublet_core::event::Event;
+use sublet_core::facts::TokenEvent;
 use sublet_core::token::{TokenCaps, TokenRequest};
 use sublet_core::units::Bytes;
 use sublet_wire as wire;
@@ -29,7 +30,10 @@ pub async fn make(State(app): State<App>, request: Request) -> Result<Reply, Ref
     let wall_us = wall_us();
     let ask = read_request(heard.body, wall_us)?;
     let by = heard.peer.caller.clone();
-    Ok(app.loop_client.call(by.clone(), Event::TokenAsked { by, ask: Box::new(ask), wall_us }, heard.key).await?)
+    Ok(app
+        .loop_client
+        .call(by.clone(), Event::Token(TokenEvent::IssueRequested { by, request: Box::new(ask), wall_us }), heard.key)
+        .await?)
 }
 
 fn read_request(request: wire::TokenRequest, wall_us: u64) -> Result<TokenRequest, Problem> {
@@ -85,6 +89,6 @@ pub async fn revoke(State(app): State<App>, PathName(id): PathName, request: Req
     let heard = body::empty(request).await?;
     let token = body::token_id(&id)?;
     let by = heard.peer.caller.clone();
-    let event = Event::TokenRevoked { by: by.clone(), token, wall_us: wall_us() };
+    let event = Event::Token(TokenEvent::RevokeRequested { by: by.clone(), token, wall_us: wall_us() });
     Ok(app.loop_client.call(by, event, heard.key).await?)
 }

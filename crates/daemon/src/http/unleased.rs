@@ -13,6 +13,7 @@ use axum::extract::{Request, State};
 use serde::Deserialize;
 use std::time::Duration;
 use sublet_core::event::{Event, Refusal};
+use sublet_core::facts::{GpuEvent, UnleasedEvent};
 use sublet_core::units::Bytes;
 use sublet_core::unleased::{Mode, RuleAction, RuleId, RuleSubject};
 use sublet_wire as wire;
@@ -81,7 +82,7 @@ pub async fn mode(State(app): State<App>, PathName(card): PathName, request: Req
     if matches!(mode, Mode::Adopt | Mode::Enforce) && by.operator {
         test(&app, card.clone()).await?;
     }
-    Ok(app.loop_client.call(by.clone(), Event::ModeAsked { by, card, mode }, heard.key).await?)
+    Ok(app.loop_client.call(by.clone(), Event::Gpu(GpuEvent::ModeRequested { by, gpu: card, mode }), heard.key).await?)
 }
 
 /// Tests that unleased processes can be told apart before one is adopted or ended; on one GPU, unless that is known
@@ -127,7 +128,10 @@ pub async fn set_rule(State(app): State<App>, request: Request) -> Result<Reply,
             RuleAction::Adopt { vram: heard.body.vram_bytes.map(Bytes), tier: leases::tier(heard.body.tier) }
         }
     };
-    Ok(app.loop_client.call(by.clone(), Event::RuleAsked { by, who, treat }, heard.key).await?)
+    Ok(app
+        .loop_client
+        .call(by.clone(), Event::Unleased(UnleasedEvent::RuleRequested { by, subject: who, action: treat }), heard.key)
+        .await?)
 }
 
 /// Removes a rule (operators).
@@ -144,7 +148,10 @@ pub async fn drop_rule(State(app): State<App>, PathName(id): PathName, request: 
     let rule = digits.and_then(|digits| digits.parse().ok()).map(RuleId);
     let rule = rule.ok_or_else(|| Problem::new(Code::NoSuchRule, "a rule is called R and a number"))?;
     let by = heard.peer.caller.clone();
-    Ok(app.loop_client.call(by.clone(), Event::RuleDropped { by, rule }, heard.key).await?)
+    Ok(app
+        .loop_client
+        .call(by.clone(), Event::Unleased(UnleasedEvent::RuleRemovalRequested { by, rule }), heard.key)
+        .await?)
 }
 
 /// Gives an unleased process a lease for the VRAM that it has.
@@ -161,7 +168,10 @@ pub async fn adopt(State(app): State<App>, request: Request) -> Result<Reply, Re
     sensible(heard.body.vram_bytes)?;
     let (vram, tier) = (heard.body.vram_bytes.map(Bytes), leases::tier(heard.body.tier));
     measure_now(&app).await?;
-    Ok(app.loop_client.call(by.clone(), Event::AdoptAsked { by, process, vram, tier }, heard.key).await?)
+    Ok(app
+        .loop_client
+        .call(by.clone(), Event::Unleased(UnleasedEvent::AdoptRequested { by, process, vram, tier }), heard.key)
+        .await?)
 }
 
 /// Measures what a process has now: it may have grown since the last reading. A GPU that does not answer delays no call

@@ -10,6 +10,7 @@ use crate::unleased;
 use crate::view;
 use std::sync::Arc;
 use sublet_core::event::{Caller, Event, EventAnswer, Refusal};
+use sublet_core::facts::{GpuEvent, LeaseEvent, TokenEvent, UnleasedEvent};
 use sublet_core::rows::Phase;
 use sublet_journal::StoredAnswer;
 
@@ -39,20 +40,31 @@ impl Loop {
             }
         }
         let release = match &event {
-            Event::Released { lease, epoch, .. } if on_full_disk == OnFullDisk::Retry => Some((*lease, *epoch)),
+            Event::Lease(LeaseEvent::ReleaseRequested { lease, fence: epoch, .. })
+                if on_full_disk == OnFullDisk::Retry =>
+            {
+                Some((*lease, *epoch))
+            }
             _ => None,
         };
         let actor: Arc<str> = match by.token {
             Some(token) => Arc::from(format!("{} {token}", by.tenant)),
             None => Arc::from(by.tenant.as_str()),
         };
-        let creates = matches!(event, Event::Asked { .. } | Event::TokenAsked { .. } | Event::AdoptAsked { .. });
+        let creates = matches!(
+            event,
+            Event::Lease(LeaseEvent::Requested { .. })
+                | Event::Token(TokenEvent::IssueRequested { .. })
+                | Event::Unleased(UnleasedEvent::AdoptRequested { .. })
+        );
         let gpu = match &event {
-            Event::Drained { card, .. }
-            | Event::Cleared { card, .. }
-            | Event::AsideAsked { card, .. }
-            | Event::AsideEndAsked { card, .. }
-            | Event::ModeAsked { card, .. } => Some(card.clone()),
+            Event::Gpu(
+                GpuEvent::DrainRequested { gpu: card, .. }
+                | GpuEvent::ClearRequested { gpu: card, .. }
+                | GpuEvent::AsideRequested { gpu: card, .. }
+                | GpuEvent::AsideEndRequested { gpu: card, .. }
+                | GpuEvent::ModeRequested { gpu: card, .. },
+            ) => Some(card.clone()),
             _ => None,
         };
         let decided = self.take_for(&actor, event);

@@ -9,6 +9,7 @@ use super::output::{HostCommand, Output, TokenChange, WriterTask};
 use crate::engine::Engine;
 use crate::estimate_cache::EstimateCache;
 use sublet_core::event::Event;
+use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent};
 use sublet_core::units::{Span, Time};
 use sublet_journal::LoadedState;
 
@@ -62,7 +63,7 @@ impl Loop {
         }
         self.full_disk = None;
         tracing::info!("the disk has room again: leases are granted");
-        self.take(Event::DiskFreed);
+        self.take(DaemonEvent::DiskFreed);
     }
 
     fn full_disk_state(&self) -> Option<FullDiskState> {
@@ -190,7 +191,7 @@ impl Loop {
         match output {
             Output::Reply { to, retried: Some(release), .. } if state == FullDiskState::Tight => {
                 let RetriedRelease { by, lease, fence, key } = *release;
-                let event = Event::Released { by: by.clone(), lease, epoch: fence };
+                let event = Event::Lease(LeaseEvent::ReleaseRequested { by: by.clone(), lease, fence });
                 self.call(LoopCall { by, event, key, looked: None, to }, OnFullDisk::Refuse);
             }
             Output::Reply { to, .. } => self.refuse(to),
@@ -211,7 +212,7 @@ impl Loop {
         self.start_core();
         let listed = std::mem::take(&mut self.listed_before);
         if !listed.is_empty() {
-            self.take(Event::Listed(listed));
+            self.take(GpuEvent::Listed(listed));
         }
         self.engine.hold(Output::Host(HostCommand::ReadGpus));
     }

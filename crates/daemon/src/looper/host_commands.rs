@@ -14,6 +14,7 @@ use crate::user_directory::uid_of;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use sublet_core::action::Action;
+use sublet_core::facts::{LeaseAction, TokenAction, UnleasedAction};
 use sublet_core::ids::{GpuId, LeaseId, ProcKey};
 use sublet_core::policy::lease_processes;
 use sublet_core::policy::targets::{self, DriverPlace, Inspection, ShimGoal, Target};
@@ -77,31 +78,37 @@ impl Loop {
     pub(super) fn send_host_commands(&mut self, action: &Action) {
         self.send_target_after(action);
         match action {
-            Action::Grant { lease, epoch, .. } if self.sent.watched.contains(lease) => {
+            Action::Lease(LeaseAction::Grant { lease, fence: epoch, .. }) if self.sent.watched.contains(lease) => {
                 let grant = self.proofs.grant(*lease, *epoch);
                 self.hold_command(HostCommand::SetGrant { lease: *lease, grant });
             }
-            Action::Queue { lease, root: Some(_), .. } | Action::Bind { lease, .. } => self.send_watch(*lease),
+            Action::Lease(LeaseAction::Queue { lease, root: Some(_), .. } | LeaseAction::Bind { lease, .. }) => {
+                self.send_watch(*lease)
+            }
             // Its bytes count until its GPUs are read again: the sooner, the better.
-            Action::End { lease, .. } if self.engine.state().lease(*lease).is_some() => {
+            Action::Lease(LeaseAction::End { lease, .. }) if self.engine.state().lease(*lease).is_some() => {
                 self.hold_command(HostCommand::ReadGpus);
             }
             // Before the answer to the caller, which is held after this.
-            Action::Signal { lease, processes, signal, .. } => {
+            Action::Lease(LeaseAction::Signal { lease, processes, signal, .. }) => {
                 if let Some(uid) = self.uid_of_lease(*lease) {
                     self.hold_command(HostCommand::Signal { uid, processes: processes.clone(), signal: *signal });
                 }
                 self.after_sync.push(AfterSync::LeaseSignalled { lease: *lease, signal: *signal });
             }
-            Action::Notice { lease, .. } => self.send_end_announcement(*lease),
+            Action::Lease(LeaseAction::GiveNotice { lease, .. }) => self.send_end_announcement(*lease),
             // The decision waits for what the driver reports of it.
-            Action::Take { .. } => self.inspect_at = Time::ZERO,
+            Action::Unleased(UnleasedAction::Park { .. }) => self.inspect_at = Time::ZERO,
             // It may be decided otherwise until it is durable.
-            Action::Strike { .. } => self.after_sync.push(AfterSync::SignalUnleased { action: action.clone() }),
-            Action::IssueToken { token } => {
+            Action::Unleased(UnleasedAction::Signal { .. }) => {
+                self.after_sync.push(AfterSync::SignalUnleased { action: action.clone() })
+            }
+            Action::Token(TokenAction::Issue { token }) => {
                 self.engine.hold(Output::Token(TokenChange::Issued(token.clone())));
             }
-            Action::RevokeToken { token, .. } => self.engine.hold(Output::Token(TokenChange::Revoked(*token))),
+            Action::Token(TokenAction::Revoke { token, .. }) => {
+                self.engine.hold(Output::Token(TokenChange::Revoked(*token)))
+            }
             _ => {}
         }
     }
@@ -110,18 +117,22 @@ impl Loop {
 
     fn send_target_after(&mut self, action: &Action) {
         match action {
-            Action::Grant { lease, .. }
-            | Action::Park { lease, .. }
-            | Action::Parked { lease, .. }
-            | Action::Unpark { lease, .. }
-            | Action::Resume { lease, .. }
-            | Action::Retreat { lease, .. }
-            | Action::Deepen { lease, .. }
-            | Action::Shallow { lease, .. }
-            | Action::Grow { lease, .. } => self.send_target(*lease),
-            Action::Resumed { lease, .. } if self.sent.targets.remove(lease).is_some() => self.send_target(*lease),
+            Action::Lease(
+                LeaseAction::Grant { lease, .. }
+                | LeaseAction::Park { lease, .. }
+                | LeaseAction::FinishPark { lease, .. }
+                | LeaseAction::Unpark { lease, .. }
+                | LeaseAction::Resume { lease, .. }
+                | LeaseAction::ParkAgain { lease, .. }
+                | LeaseAction::RemoveContexts { lease, .. }
+                | LeaseAction::KeepContexts { lease, .. }
+                | LeaseAction::Enlarge { lease, .. },
+            ) => self.send_target(*lease),
+            Action::Lease(LeaseAction::FinishResume { lease, .. }) if self.sent.targets.remove(lease).is_some() => {
+                self.send_target(*lease)
+            }
             // A lease that was never parked has nothing that would be over with it.
-            Action::End { lease, .. } if self.was_parked(*lease) => self.send_target(*lease),
+            Action::Lease(LeaseAction::End { lease, .. }) if self.was_parked(*lease) => self.send_target(*lease),
             _ => {}
         }
     }
@@ -218,7 +229,7 @@ impl Loop {
 
     /// A signal to an unleased process is durable: each process gets it for which it would be decided again.
     pub(super) fn send_unleased_signal(&mut self, action: &Action) {
-        let Action::Strike { stranger, signal, at, processes } = action else { return };
+        let Action::Unleased(UnleasedAction::Signal { id: stranger, signal, at, processes }) = action else { return };
         let (state, now) = (self.engine.state(), self.moment.now);
         let signal_to =
             |process: &ProcKey| PendingSignal { stranger: *stranger, process: *process, signal: *signal, of: *at };

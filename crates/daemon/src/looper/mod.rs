@@ -44,6 +44,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sublet_core::action::Action;
 use sublet_core::event::Event;
+use sublet_core::facts::{DaemonEvent, LeaseEvent};
 use sublet_core::ids::LeaseId;
 use sublet_core::loss::Loss;
 use sublet_core::reading::GpuFacts;
@@ -217,11 +218,11 @@ impl Loop {
 
     fn start_core(&mut self) {
         if let Some(loss) = self.loss {
-            self.take(Event::LossFound(loss));
+            self.take(DaemonEvent::LossFound(loss));
         }
         let (boot, clock_offset_us) = (self.boot.clone(), self.clock_offset_us);
         let WatermarkFloor { fence: epoch_floor, lease: lease_floor } = self.floor;
-        self.take(Event::Started { boot, clock_offset_us, epoch_floor, lease_floor });
+        self.take(DaemonEvent::Started { boot, clock_offset_us, fence_floor: epoch_floor, lease_floor });
         self.tell_day();
         self.send_all_leases();
     }
@@ -254,7 +255,7 @@ impl Loop {
                     // Nothing was decided on what the disk has: the state is made of it once more.
                     self.engine = Engine::on_a_full_disk(self.engine.state().rows().clone(), self.policy.clone());
                 } else {
-                    self.take(Event::Configured(policy));
+                    self.take(DaemonEvent::Configured(policy));
                 }
             }
             LoopInput::Stop => self.is_stopping = true,
@@ -300,7 +301,7 @@ impl Loop {
             return;
         }
         if moment.suspended_us.saturating_sub(self.suspended_us) > SUSPEND_US {
-            self.take(Event::Awoke);
+            self.take(DaemonEvent::Awoke);
         }
         self.suspended_us = moment.suspended_us;
         let is_told = |(day, wall_us)| day == moment.day() && moment.wall_us.abs_diff(wall_us) < DAY_AGAIN_US;
@@ -309,7 +310,7 @@ impl Loop {
         }
         let state = self.engine.state();
         if state.next_due().is_some_and(|due| due <= moment.now) || state.is_tick_overdue(moment.now) {
-            self.take(Event::Ticked);
+            self.take(DaemonEvent::Ticked);
         }
         self.restore_ballast_when_due();
     }
@@ -317,7 +318,7 @@ impl Loop {
     fn tell_day(&mut self) {
         let number = self.moment.day();
         self.day_told = Some((number, self.moment.wall_us));
-        self.take(Event::Day { number });
+        self.take(DaemonEvent::DayRead { number });
     }
 
     /// Closes the open batch, if none is being written. The caller writes it and says [`LoopInput::Synced`].
@@ -356,7 +357,7 @@ impl Loop {
     fn run_after_sync(&mut self, after: Vec<AfterSync>) {
         for effect in after {
             match effect {
-                AfterSync::LeaseSignalled { lease, signal } => self.take(Event::Signalled { lease, signal }),
+                AfterSync::LeaseSignalled { lease, signal } => self.take(LeaseEvent::SignalSent { lease, signal }),
                 AfterSync::SignalUnleased { action } => self.send_unleased_signal(&action),
             }
         }
@@ -373,9 +374,9 @@ impl Loop {
 
     // ---- events ------------------------------------------------------------
 
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, event: impl Into<Event>) {
         let own_name = Arc::clone(&self.own_name);
-        self.take_for(&own_name, event);
+        self.take_for(&own_name, event.into());
     }
 
     fn take_for(&mut self, actor: &Arc<str>, event: Event) -> Decided {

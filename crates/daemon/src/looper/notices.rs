@@ -10,6 +10,7 @@ use crate::view::{View, Visibility};
 use std::sync::Arc;
 use sublet_core::action::Action;
 use sublet_core::event::Caller;
+use sublet_core::facts::{LeaseAction, UnleasedAction};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::rows::{EndReason, Lease};
 use sublet_core::state::State;
@@ -25,19 +26,19 @@ impl Loop {
     /// What an action means to the person concerned.
     pub(super) fn send_notices(&mut self, actor: &Arc<str>, action: &Action) {
         match action {
-            Action::Warn { stranger, at, .. } => self.tell_warned(*stranger, *at),
-            Action::Strike { stranger, .. } => {
-                if let Some(row) = self.engine.state().rows().unleased.get(stranger) {
-                    self.hold_notice(NoticeMessage::Locate(*stranger, row.audit.process));
+            Action::Unleased(UnleasedAction::Warn { id, at, .. }) => self.tell_warned(*id, *at),
+            Action::Unleased(UnleasedAction::Signal { id, .. }) => {
+                if let Some(row) = self.engine.state().rows().unleased.get(id) {
+                    self.hold_notice(NoticeMessage::Locate(*id, row.audit.process));
                 }
             }
-            Action::Struck { stranger, signal, outcome, late: false, .. } => {
-                self.tell_signalled(*stranger, *signal, outcome);
+            Action::Unleased(UnleasedAction::RecordSignal { id, signal, outcome, late: false, .. }) => {
+                self.tell_signalled(*id, *signal, outcome);
             }
-            Action::Close { stranger, .. } => self.hold_notice(NoticeMessage::Forget(*stranger)),
-            Action::Park { lease, room_for, .. } => self.note_park(*lease, *room_for, actor),
-            Action::Resumed { lease, .. } => self.tell_back(*lease),
-            Action::End { lease, reason, .. } => self.tell_ended(*lease, *reason),
+            Action::Unleased(UnleasedAction::Close { id, .. }) => self.hold_notice(NoticeMessage::Forget(*id)),
+            Action::Lease(LeaseAction::Park { lease, room_for, .. }) => self.note_park(*lease, *room_for, actor),
+            Action::Lease(LeaseAction::FinishResume { lease, .. }) => self.tell_back(*lease),
+            Action::Lease(LeaseAction::End { lease, reason, .. }) => self.tell_ended(*lease, *reason),
             _ => {}
         }
     }

@@ -3,8 +3,7 @@
 use super::Loop;
 use super::output::{HostCommand, Output};
 use std::collections::BTreeSet;
-use sublet_core::action::Hint;
-use sublet_core::event::Event;
+use sublet_core::facts::{DaemonEvent, GpuEvent, Hint, LeaseEvent, UnleasedEvent};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
 use sublet_core::movers::MoverReport;
@@ -21,7 +20,7 @@ impl Loop {
             HostReport::Gpus(mut gpus) => {
                 self.immediate.push(Output::GpuTrouble(None));
                 self.unmanaged.apply(&mut gpus);
-                self.take(Event::Listed(gpus));
+                self.take(GpuEvent::Listed(gpus));
                 self.send_self_test();
             }
             HostReport::ListFailed(failure) => {
@@ -29,7 +28,7 @@ impl Loop {
                 self.set_all_unreadable(&failure.what);
             }
             HostReport::Observed { uuid, observation } => {
-                self.take(Event::Observed { card: uuid.clone(), observation });
+                self.take(GpuEvent::ReadingTaken { gpu: uuid.clone(), reading: observation });
                 for lease in self.engine.state().moving().collect::<Vec<_>>() {
                     self.send_changed_target(lease);
                 }
@@ -37,13 +36,13 @@ impl Loop {
                 self.send_inspections();
                 self.send_audits(&uuid);
             }
-            HostReport::Audited { audit, tree } => self.take(Event::Audited { audit, tree }),
-            HostReport::ProcessEnded { process } => self.take(Event::Left { process }),
+            HostReport::Audited { audit, tree } => self.take(UnleasedEvent::Audited { audit, tree }),
+            HostReport::ProcessEnded { process } => self.take(UnleasedEvent::Exited { process }),
             HostReport::SignalsSent { stranger, signal, of, outcome } => {
                 self.signals_under_way.retain(|sent| (sent.stranger, sent.signal, sent.of) != (stranger, signal, of));
-                self.take(Event::Struck { stranger, signal, of, outcome });
+                self.take(UnleasedEvent::SignalSent { id: stranger, signal, decided_at: of, outcome });
             }
-            HostReport::SelfTested { can } => self.take(Event::SelfTested { can }),
+            HostReport::SelfTested { can } => self.take(UnleasedEvent::SelfTested { result: can }),
             HostReport::ShimReported { lease, process, said, program } => {
                 self.mover_reported(lease, process, Method::Shim, said, program);
             }
@@ -51,20 +50,20 @@ impl Loop {
                 self.mover_reported(lease, process, Method::Driver, said, program);
             }
             HostReport::HostMemory { available } => {
-                self.take(Event::Ram { available });
+                self.take(DaemonEvent::HostMemoryRead { available });
                 self.send_preparations();
             }
             HostReport::Members { lease, processes, restricted } => {
-                self.take(Event::Members { lease, processes, restricted });
+                self.take(LeaseEvent::MembersRead { lease, processes, restricted });
                 self.send_changed_target(lease);
             }
             HostReport::Counted { lease, counts } => self.note_counts(lease, counts),
-            HostReport::Worked { lease } => self.take(Event::Worked { lease }),
-            HostReport::TerminalInput { lease } => self.take(Event::Hinted { lease, hint: Hint::Terminal }),
-            HostReport::BlockedCall { lease } => self.take(Event::Hinted { lease, hint: Hint::BlockedCall }),
+            HostReport::Worked { lease } => self.take(LeaseEvent::UseSeen { lease }),
+            HostReport::TerminalInput { lease } => self.take(LeaseEvent::Hinted { lease, hint: Hint::Terminal }),
+            HostReport::BlockedCall { lease } => self.take(LeaseEvent::Hinted { lease, hint: Hint::BlockedCall }),
             HostReport::Idle { lease, idle } => {
                 let idle = Span(u64::try_from(idle.as_micros()).unwrap_or(u64::MAX));
-                self.take(Event::Rested { lease, idle });
+                self.take(LeaseEvent::IdleSeen { lease, idle });
             }
             HostReport::HolderEnded { lease, roots } => self.holder_ended(lease, &roots),
         }
@@ -81,9 +80,9 @@ impl Loop {
         // What a lease runs is known when its first mover reports.
         let is_unknown = self.engine.state().readings(lease).is_some_and(|readings| readings.program.is_empty());
         if let Some(program) = program.filter(|_| is_unknown) {
-            self.take(Event::Runs { lease, program });
+            self.take(LeaseEvent::ProgramRead { lease, program });
         }
-        self.take(Event::Said { lease, rung, process, said });
+        self.take(LeaseEvent::MoverReported { lease, method: rung, process, report: said });
         self.send_changed_target(lease);
         self.read_gpus_for_moves();
     }
@@ -109,7 +108,7 @@ impl Loop {
         if self.engine.state().lease(lease).is_some_and(has_other) {
             return self.send_watch(lease);
         }
-        self.take(Event::Gone { lease });
+        self.take(LeaseEvent::HolderExited { lease });
     }
 
     fn set_all_unreadable(&mut self, what: &str) {
@@ -117,7 +116,7 @@ impl Loop {
         for card in uuids {
             let reading = Reading::Unreadable(Unreadable::Failed(what.to_owned()));
             let observation = GpuReading { begun: self.moment.now, reading };
-            self.take(Event::Observed { card, observation });
+            self.take(GpuEvent::ReadingTaken { gpu: card, reading: observation });
         }
     }
 }

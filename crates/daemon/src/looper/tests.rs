@@ -4,6 +4,7 @@ use super::*;
 use crate::user_directory::FoundUser;
 use expect_test::{Expect, expect};
 use sublet_core::event::Caller;
+use sublet_core::facts::LeaseEvent;
 use sublet_core::ids::Fence;
 use sublet_core::reading::{GpuReading, GpuUsage, Reading};
 use sublet_core::request::{LeaseRequest, Term};
@@ -33,7 +34,7 @@ fn caller() -> Caller {
 
 fn request(gib: u64) -> Event {
     let request = LeaseRequest::plain(Bytes::gib(gib), Term::Renewed(Span::secs(300)));
-    Event::Asked { by: caller(), ask: request, wait: None, root: None }
+    Event::Lease(LeaseEvent::Requested { by: caller(), request, wait: None, root: None })
 }
 
 fn key(text: &str) -> IdempotencyKey {
@@ -233,7 +234,7 @@ fn full_disk_refuses_requests_retries_releases_once_and_loses_readers() {
     rig.commit();
     rig.call(2, request(8), None);
     let lease = LeaseId(1);
-    rig.call(3, Event::Released { by: caller(), lease, epoch: None }, None);
+    rig.call(3, Event::Lease(LeaseEvent::ReleaseRequested { by: caller(), lease, fence: None }), None);
     rig.handle(LoopInput::Read { to: ReplyId(4) });
     rig.close();
     rig.full();
@@ -312,7 +313,7 @@ fn client_that_waits_for_a_grant_sees_it_once_it_is_durable_and_not_after_it_hun
     rig.handle(LoopInput::Watch(watch(3)));
     rig.handle(LoopInput::Watch(watch(4)));
     rig.handle(LoopInput::EndWatch { lease: LeaseId(2), to: ReplyId(4) });
-    rig.call(5, Event::Released { by: caller(), lease: LeaseId(1), epoch: None }, None);
+    rig.call(5, Event::Lease(LeaseEvent::ReleaseRequested { by: caller(), lease: LeaseId(1), fence: None }), None);
     rig.commit();
     rig.after(Span::secs(1));
     rig.read_gpu();

@@ -6,6 +6,7 @@ use super::output::{Output, ReplyId};
 use crate::view;
 use sublet_core::action::Action;
 use sublet_core::decide::find;
+use sublet_core::facts::LeaseAction;
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::{EndedLease, Phase};
 use sublet_wire::Lease;
@@ -50,8 +51,8 @@ impl Loop {
     }
 
     fn wake_watchers_of(&mut self, id: LeaseId, action: &Action, past: &[EndedLease]) {
-        let ends = matches!(action, Action::End { .. });
-        let starts = ends || matches!(action, Action::Grant { .. });
+        let ends = matches!(action, Action::Lease(LeaseAction::End { .. }));
+        let starts = ends || matches!(action, Action::Lease(LeaseAction::Grant { .. }));
         let concerns = |watch: &LeaseWatch| starts || matches!(watch.until, WatchGoal::Changed { .. });
         let Some(watches) = self.watches.remove(&id) else { return };
         if !watches.iter().any(concerns) {

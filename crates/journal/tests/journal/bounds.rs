@@ -2,6 +2,7 @@
 
 use crate::Dir;
 use crate::generate::{World, answer};
+use sublet_core::facts::LeaseAction;
 use sublet_core::ids::LeaseId;
 use sublet_journal::{AnswerLimits, Batch, Forgotten, Journal, verify};
 
@@ -101,7 +102,7 @@ fn old_answers_and_ended_leases_are_forgotten() {
 
     // A lease from before ends late: it is history like any other.
     world.end(first);
-    world.act(sublet_core::action::Action::Retire { lease: first, ran: None });
+    world.act(LeaseAction::Retire { lease: first, ran: None });
     journal.commit(&world.close()).unwrap();
     assert!(reader.ended(LeaseId(1)).unwrap().is_some());
     assert_eq!(verify(&dir.path()).unwrap().findings, [""; 0]);

@@ -1,9 +1,12 @@
 //! A small world that emits plausible actions from a seed.
 
 use std::sync::Arc;
-use sublet_core::action::{Action, UnparkReason};
+use sublet_core::action::Action;
 use sublet_core::aside::{Aside, AsideOver};
 use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey, Through};
+use sublet_core::facts::{
+    DaemonAction, GpuAction, LeaseAction, TenantAction, TokenAction, UnleasedAction, UnparkReason,
+};
 use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::lateness::ExpectedWait;
 use sublet_core::method::Method;
@@ -57,10 +60,10 @@ impl World {
     pub fn new(seed: u64) -> World {
         let mut world = World::with(Rows::default(), Time::ZERO, seed);
         let boot = "boot-1".to_owned();
-        world.act(Action::Start { boot, clock_offset_us: -5, epoch_floor: Fence(1_000), lease_floor: 1 });
+        world.act(DaemonAction::Start { boot, clock_offset_us: -5, fence_floor: Fence(1_000), lease_floor: 1 });
         for n in 0..2 {
-            world.act(Action::Enrol { tenant: TenantId(n), name: format!("uid:{}", 1000 + n) });
-            world.act(Action::List { card: GpuId(n as u16), facts: facts(n) });
+            world.act(TenantAction::Add { tenant: TenantId(n), name: format!("uid:{}", 1000 + n) });
+            world.act(GpuAction::SetFacts { gpu: GpuId(n as u16), facts: facts(n) });
         }
         world
     }
@@ -71,8 +74,9 @@ impl World {
     }
 
     /// Applies an action and puts it into the open batch.
-    pub fn act(&mut self, action: Action) {
-        let ended = self.rows.apply(&action);
+    pub fn act(&mut self, action: impl Into<Action>) {
+        let action = action.into();
+        let ended = self.rows.apply(&action).unwrap();
         self.ended.extend(ended.clone());
         let entry = LogEntry {
             actor: Arc::from("uid:1000"),
@@ -109,7 +113,15 @@ impl World {
         }
         let root = (self.dice.below(2) == 0).then(|| self.process());
         let token = self.some_token().filter(|_| self.dice.below(2) == 0);
-        self.act(Action::Queue { lease, tenant, ask, at: self.now, give_up: Time(u64::MAX), root, token });
+        self.act(LeaseAction::Queue {
+            lease,
+            tenant,
+            request: ask,
+            at: self.now,
+            give_up: Time(u64::MAX),
+            root,
+            token,
+        });
         lease
     }
 
@@ -117,17 +129,17 @@ impl World {
         let cards = vec![GpuId(self.dice.below(2) as u16)];
         let (epoch, at, until) = (self.rows.meta.next_fence, self.now, self.now + Span::secs(300));
         let told = (self.dice.below(2) == 0).then_some(ExpectedWait { p50: Span::secs(5), p90: Span::secs(9) });
-        self.act(Action::Grant {
+        self.act(LeaseAction::Grant {
             lease,
-            cards,
+            gpus: cards,
             vram: Bytes::gib(16),
-            epoch,
+            fence: epoch,
             at,
             until,
-            mark: Some(until),
-            before: None,
-            turn: Some(at),
-            told,
+            debt_clock: Some(until),
+            not_beyond: None,
+            first_since: Some(at),
+            expected: told,
         });
     }
 
@@ -138,7 +150,17 @@ impl World {
         let why = (self.dice.below(4) == 0).then(|| "out of memory".to_owned());
         let ran = (self.dice.below(4) > 0).then(|| ["train", ""][self.dice.below(2) as usize].to_owned());
         let (at, told) = (self.now, None);
-        self.act(Action::End { lease, reason, at, peak, mark: None, turn: None, why, ran, told });
+        self.act(LeaseAction::End {
+            lease,
+            reason,
+            at,
+            peak,
+            debt_clock: None,
+            first_since: None,
+            why,
+            program: ran,
+            expected: told,
+        });
     }
 
     pub fn cycle(&mut self) {
@@ -158,14 +180,24 @@ impl World {
     pub fn revoke_lease(&mut self, lease: LeaseId) {
         let (reason, at) = (EndReason::Revoked, self.now);
         let (peak, mark, turn, why, ran, told) = (None, None, None, None, None, None);
-        self.act(Action::End { lease, reason, at, peak, mark, turn, why, ran, told });
-        self.act(Action::Retire { lease, ran: None });
+        self.act(LeaseAction::End {
+            lease,
+            reason,
+            at,
+            peak,
+            debt_clock: mark,
+            first_since: turn,
+            why,
+            program: ran,
+            expected: told,
+        });
+        self.act(LeaseAction::Retire { lease, ran: None });
     }
 
     fn finish(&mut self, lease: LeaseId) {
         self.now = self.now + Span::millis(10);
         self.end(lease);
-        self.act(Action::Retire { lease, ran: None });
+        self.act(LeaseAction::Retire { lease, ran: None });
     }
 
     /// A token with random values.
@@ -182,13 +214,13 @@ impl World {
             made_wall_us: self.now.0,
             expires_wall_us: (self.dice.below(2) == 0).then_some(u64::MAX),
         };
-        self.act(Action::IssueToken { token });
+        self.act(TokenAction::Issue { token });
         id
     }
 
     pub fn revoke(&mut self, token: TokenId) {
         let tenant = self.rows.tokens[&token].tenant.clone();
-        self.act(Action::RevokeToken { token, tenant, at_wall_us: self.now.0 });
+        self.act(TokenAction::Revoke { token, tenant, at_wall_us: self.now.0 });
     }
 
     fn some_token(&mut self) -> Option<TokenId> {
@@ -217,13 +249,13 @@ impl World {
             (3..=8, Some(id), Some(Phase::Waiting { .. })) => self.grant(id),
             (3..=5, Some(id), Some(Phase::Active(_))) => {
                 let (at, until, idle) = (self.now, self.now + Span::secs(300), self.dice.below(2) == 0);
-                self.act(Action::Renew {
+                self.act(LeaseAction::Renew {
                     lease: id,
                     at,
                     until,
                     idle,
-                    mark: Some(until),
-                    before: idle.then_some(until),
+                    debt_clock: Some(until),
+                    not_beyond: idle.then_some(until),
                 });
             }
             (6..=8, Some(lease), Some(Phase::Active(_))) if self.dice.below(2) == 0 => {
@@ -231,18 +263,18 @@ impl World {
                 let again = (booked.0 % 2 == 0).then_some(at);
                 let rung = Method::REVERSIBLE[(booked.0 % 3) as usize];
                 let (had, program) = (booked, format!("p{}", booked.0 % 5));
-                self.act(Action::Park {
+                self.act(LeaseAction::Park {
                     lease,
                     at,
                     booked,
-                    again,
-                    rung,
-                    had,
+                    requests_again_at: again,
+                    method: rung,
+                    had_bytes: had,
                     program,
                     room_for: None,
                     aside: (booked.0 % 5 == 0).then_some(GpuId(1)),
                     processes: vec![],
-                    quiet: false,
+                    is_passive: false,
                     with_context: false,
                 });
             }
@@ -251,64 +283,74 @@ impl World {
                 let mark = (self.dice.below(2) == 0).then(|| at + Span::secs(3));
                 let draw = self.dice.below(3);
                 self.act(match (hold.overuse(), draw) {
-                    (None, _) | (Some(_), 0) => Action::Over { lease, at, seen },
-                    (Some(_), 1) => Action::Within { lease },
-                    (Some(_), _) => Action::Grow { lease, at, vram: seen, mark },
+                    (None, _) | (Some(_), 0) => Action::Lease(LeaseAction::FlagOveruse { lease, at, seen_bytes: seen }),
+                    (Some(_), 1) => Action::Lease(LeaseAction::ClearOveruse { lease }),
+                    (Some(_), _) => Action::Lease(LeaseAction::Enlarge { lease, at, vram: seen, debt_clock: mark }),
                 });
             }
             (9, Some(lease), Some(Phase::Active(hold))) => {
                 let (at, until) = (self.now, self.now + Span::secs(60));
                 let room_for = LeaseId(lease.0 + self.dice.below(2));
                 self.act(match hold.notice {
-                    None => Action::Notice { lease, at, until, room_for },
-                    Some(_) => Action::Spare { lease },
+                    None => Action::Lease(LeaseAction::GiveNotice { lease, at, until, room_for }),
+                    Some(_) => Action::Lease(LeaseAction::CancelNotice { lease }),
                 });
             }
             (3, Some(lease), Some(Phase::Ending(..))) if self.dice.below(2) == 0 => {
                 let (at, why) = (self.now, "killed for lack of memory".to_owned());
-                self.act(Action::Died { lease, at, why });
+                self.act(LeaseAction::RecordDeath { lease, at, why });
             }
             (3..=5, Some(lease), Some(Phase::Ending(..))) => {
                 let (at, processes) = (self.now, vec![ProcKey { pid: 7, start: 9 }]);
                 let left_out = (0..self.dice.below(2)).map(|start| ProcKey { pid: 8, start }).collect();
-                self.act(Action::Signal { lease, signal: 15, at, processes, left_out });
+                self.act(LeaseAction::Signal { lease, signal: 15, at, processes, left_out });
             }
             (3..=7, Some(lease), Some(Phase::Parking(..))) => {
                 let (at, draw) = (self.now, self.dice.below(4));
                 self.act(match draw {
-                    0 => Action::Unpark { lease, at, why: UnparkReason::Refused("a capture is open".to_owned()) },
-                    _ => Action::Parked { lease, at, mark: Some(at) },
+                    0 => Action::Lease(LeaseAction::Unpark {
+                        lease,
+                        at,
+                        why: UnparkReason::Refused("a capture is open".to_owned()),
+                    }),
+                    _ => Action::Lease(LeaseAction::FinishPark { lease, at, debt_clock: Some(at) }),
                 });
             }
             (3..=7, Some(lease), Some(Phase::Parked(hold, away))) => {
                 let at = self.now;
                 self.act(match away.queued_since {
-                    None => Action::Want { lease, at, vram: hold.vram, at_least: Some(Bytes(1)), wake: None },
-                    Some(_) => Action::Resume {
+                    None => Action::Lease(LeaseAction::QueueParked {
+                        lease,
+                        at,
+                        vram: hold.vram,
+                        at_least: Some(Bytes(1)),
+                        wake: None,
+                    }),
+                    Some(_) => Action::Lease(LeaseAction::Resume {
                         lease,
                         at,
                         vram: hold.vram,
                         until: at + Span::secs(300),
-                        mark: Some(at),
-                        before: None,
-                        turn: Some(at),
-                    },
+                        debt_clock: Some(at),
+                        not_beyond: None,
+                        first_since: Some(at),
+                    }),
                 });
             }
             (3..=7, Some(lease), Some(Phase::Resuming(..))) => {
                 let (at, draw) = (self.now, self.dice.below(4));
                 self.act(match draw {
-                    0 => Action::Retreat { lease, at },
-                    _ => Action::Resumed { lease, at },
+                    0 => Action::Lease(LeaseAction::ParkAgain { lease, at }),
+                    _ => Action::Lease(LeaseAction::FinishResume { lease, at }),
                 });
             }
             (6, Some(lease), _) => {
                 let process = self.process();
-                self.act(Action::Bind { lease, process });
+                self.act(LeaseAction::Bind { lease, process });
             }
             (_, Some(lease), Some(Phase::Ending(..))) => {
                 let ran = (self.dice.below(2) == 0).then(|| ("python3".to_owned(), self.now));
-                self.act(Action::Retire { lease, ran });
+                self.act(LeaseAction::Retire { lease, ran });
             }
             (_, Some(id), _) => self.end(id),
         }
@@ -353,7 +395,7 @@ impl World {
         match (self.dice.below(9), self.some_stranger()) {
             (0, _) => {
                 let (card, mode) = (GpuId(self.dice.below(2) as u16), Mode::ALL[self.dice.below(4) as usize]);
-                self.act(Action::SetMode { card, mode });
+                self.act(GpuAction::SetMode { gpu: card, mode });
             }
             (1, _) => self.step_of_rules(),
             (2..=3, _) | (_, None) => {
@@ -372,18 +414,18 @@ impl World {
                     why_not_parked: None,
                     lease: of,
                 };
-                self.act(Action::Find { stranger: Box::new(stranger) });
+                self.act(UnleasedAction::Add { process: Box::new(stranger) });
             }
             (4, Some(UnleasedProcess { id, .. })) => {
                 let (audit, cards) = (Box::new(self.audit()), vec![GpuId(1), GpuId(0)]);
-                self.act(Action::Reaudit { stranger: id, audit, cards });
+                self.act(UnleasedAction::SetAudit { id, audit, gpus: cards });
             }
             (5, Some(UnleasedProcess { id, .. })) => {
                 let lease = LeaseId(self.rows.meta.next_lease);
                 let mine = [UnleasedEnd::Adopted(lease), UnleasedEnd::Parked(lease), UnleasedEnd::Matched(lease)];
                 let all = [UnleasedEnd::Exited, UnleasedEnd::OffGpus].into_iter().chain(mine).collect::<Vec<_>>();
                 let how = all[self.dice.below(5) as usize];
-                self.act(Action::Close { stranger: id, at: self.now, how });
+                self.act(UnleasedAction::Close { id, at: self.now, how });
             }
             (_, Some(stranger)) => self.step_of_stranger(&stranger),
         }
@@ -395,23 +437,39 @@ impl World {
         let processes = vec![audit.process, self.process()];
         let refused = (self.dice.below(3) == 0).then(|| "it is gone".to_owned());
         let action = match step {
-            UnleasedStep::Found => Action::Warn { stranger, at, until: at + Span::secs(300) },
-            _ if self.dice.below(6) == 0 => Action::Relent { stranger, at, until: None },
-            UnleasedStep::Warned { .. } if self.dice.below(2) == 0 => {
-                Action::Take { stranger, lease: LeaseId(self.rows.meta.next_lease), at }
+            UnleasedStep::Found => {
+                Action::Unleased(UnleasedAction::Warn { id: stranger, at, until: at + Span::secs(300) })
             }
-            UnleasedStep::Parking { .. } => Action::NotMoved { stranger, at, why: "it's \"managed\"".to_owned() },
+            _ if self.dice.below(6) == 0 => Action::Unleased(UnleasedAction::Spare { id: stranger, at, until: None }),
+            UnleasedStep::Warned { .. } if self.dice.below(2) == 0 => {
+                Action::Unleased(UnleasedAction::Park { id: stranger, lease: LeaseId(self.rows.meta.next_lease), at })
+            }
+            UnleasedStep::Parking { .. } => Action::Unleased(UnleasedAction::RecordParkFailure {
+                id: stranger,
+                at,
+                why: "it's \"managed\"".to_owned(),
+            }),
             UnleasedStep::Warned { .. } | UnleasedStep::NotParked { .. } => {
-                Action::Strike { stranger, signal: 15, at, processes }
+                Action::Unleased(UnleasedAction::Signal { id: stranger, signal: 15, at, processes })
             }
             UnleasedStep::Signalled { signal, sent: false, .. } => {
                 let outcome =
                     vec![SignalOutcome { process: audit.process, refused, changed: false, uid: Some(audit.uid) }];
-                Action::Struck { stranger, signal: *signal, at, outcome, late: self.dice.below(8) == 0 }
+                Action::Unleased(UnleasedAction::RecordSignal {
+                    id: stranger,
+                    signal: *signal,
+                    at,
+                    outcome,
+                    late: self.dice.below(8) == 0,
+                })
             }
-            UnleasedStep::Signalled { signal: 15, .. } => Action::Strike { stranger, signal: 9, at, processes },
-            UnleasedStep::Signalled { .. } => Action::Survived { stranger, at },
-            UnleasedStep::Survived => Action::Close { stranger, at, how: UnleasedEnd::HostRebooted },
+            UnleasedStep::Signalled { signal: 15, .. } => {
+                Action::Unleased(UnleasedAction::Signal { id: stranger, signal: 9, at, processes })
+            }
+            UnleasedStep::Signalled { .. } => Action::Unleased(UnleasedAction::RecordSurvival { id: stranger, at }),
+            UnleasedStep::Survived => {
+                Action::Unleased(UnleasedAction::Close { id: stranger, at, how: UnleasedEnd::HostRebooted })
+            }
         };
         self.act(action);
     }
@@ -420,7 +478,7 @@ impl World {
         let nth = self.dice.below(self.rows.rules.len().max(1) as u64) as usize;
         let known = self.rows.rules.keys().nth(nth).copied();
         match known.filter(|_| self.dice.below(3) == 0) {
-            Some(rule) => self.act(Action::DropRule { rule }),
+            Some(rule) => self.act(UnleasedAction::RemoveRule { rule }),
             None => {
                 let id = known.filter(|_| self.dice.below(3) == 0).unwrap_or(RuleId(self.rows.meta.next_rule));
                 let who = match self.dice.below(4) {
@@ -430,7 +488,7 @@ impl World {
                     _ => RuleSubject::Uid(1000),
                 };
                 let treat = if self.dice.below(2) == 0 { RuleAction::Allow } else { RuleAction::Deny };
-                self.act(Action::SetRule { rule: Rule { id, subject: who, action: treat } });
+                self.act(UnleasedAction::SetRule { rule: Rule { id, subject: who, action: treat } });
             }
         }
     }
@@ -443,11 +501,11 @@ impl World {
                 let (by, at) = ("uid:7".to_owned(), self.now);
                 let until = at + Span::secs(60);
                 let aside = Aside { by, key, since: at, renewed: at, until };
-                self.act(Action::SetAside { card: GpuId(1), aside });
+                self.act(GpuAction::SetAside { gpu: GpuId(1), aside });
             }
             9 => {
                 let (by, key, at) = ("uid:7".to_owned(), format!("k{}", self.dice.below(3)), self.now);
-                self.act(Action::EndAside { card: GpuId(1), by, key, at, how: AsideOver::Time });
+                self.act(GpuAction::EndAside { gpu: GpuId(1), by, key, at, how: AsideOver::Time });
             }
             5 | 6 => drop(self.issue()),
             7 => {
@@ -455,13 +513,13 @@ impl World {
                     self.revoke(token);
                 }
             }
-            0 => self.act(Action::Enrol { tenant, name: format!("uid:{}", 1000 + tenant.0) }),
-            1 => self.act(Action::Serve { card: GpuId(1), service: GpuService::Out { why: "lost".to_owned() } }),
-            2 => self.act(Action::Serve { card: GpuId(1), service: GpuService::Draining }),
-            3 => self.act(Action::Grace { from: self.now, until: self.now + Span::secs(30) }),
+            0 => self.act(TenantAction::Add { tenant, name: format!("uid:{}", 1000 + tenant.0) }),
+            1 => self.act(GpuAction::SetService { gpu: GpuId(1), service: GpuService::Out { why: "lost".to_owned() } }),
+            2 => self.act(GpuAction::SetService { gpu: GpuId(1), service: GpuService::Draining }),
+            3 => self.act(DaemonAction::GrantGrace { from: self.now, until: self.now + Span::secs(30) }),
             _ => {
                 let facts = GpuFacts { context: Some(Bytes::mib(500)), ..facts(0) };
-                self.act(Action::List { card: GpuId(0), facts });
+                self.act(GpuAction::SetFacts { gpu: GpuId(0), facts });
             }
         }
     }

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use sublet_core::action::Action;
+use sublet_core::facts::DaemonAction;
 use sublet_core::loss::Loss;
 use sublet_core::rows::Rows;
 use sublet_journal::{Alarm, CommitError, HeadComparison, Journal, backup, verify};
@@ -178,7 +178,7 @@ fn a_loss_stays_until_it_is_accepted_and_further_losses_add_to_it() {
     assert_eq!((lines, after), (lost + more, copied));
 
     let mut world = World::with(loaded.rows, loaded.clock, 4);
-    world.act(Action::AcceptLoss { loss: both });
+    world.act(DaemonAction::AcceptLoss { loss: both });
     journal.commit(&world.close()).unwrap();
     assert_eq!(journal.reload().unwrap().loss, None);
     drop(journal);

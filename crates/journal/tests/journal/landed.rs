@@ -6,7 +6,7 @@ use crate::Dir;
 use crate::generate::World;
 use std::fs;
 use std::path::{Path, PathBuf};
-use sublet_core::action::Action;
+use sublet_core::facts::{DaemonAction, LeaseAction, TenantAction, UnleasedAction};
 use sublet_core::ids::{LeaseId, ProcKey, TenantId};
 use sublet_core::loss::Loss;
 use sublet_core::rows::Phase;
@@ -39,26 +39,26 @@ fn history(journal: &mut Journal) -> World {
 /// The kinds that [`World::step`] does not draw.
 fn what_steps_leave_out(world: &mut World) {
     let at = world.now;
-    world.act(Action::Day { number: 20_000 });
-    world.act(Action::Regroup { tenant: TenantId(0), groups: vec!["staff".to_owned(), "ml".to_owned()] });
+    world.act(DaemonAction::BeginDay { number: 20_000 });
+    world.act(TenantAction::SetGroups { tenant: TenantId(0), groups: vec!["staff".to_owned(), "ml".to_owned()] });
     let loss = Loss::Missing { lines: 3, after: 7, since_wall_us: None, until_wall_us: 9 };
-    world.act(Action::AcceptLoss { loss });
-    world.act(Action::AcceptLoss { loss: Loss::Unknown });
+    world.act(DaemonAction::AcceptLoss { loss });
+    world.act(DaemonAction::AcceptLoss { loss: Loss::Unknown });
     let lease = lease_in(world, |phase| matches!(phase, Phase::Parked(..)));
     let processes = vec![ProcKey { pid: 7, start: 9 }];
-    world.act(Action::Deepen { lease, at, processes, booked: Some(Bytes::gib(2)) });
-    world.act(Action::Shallow { lease, at, why: "the driver refused".to_owned() });
+    world.act(LeaseAction::RemoveContexts { lease, at, processes, booked: Some(Bytes::gib(2)) });
+    world.act(LeaseAction::KeepContexts { lease, at, why: "the driver refused".to_owned() });
     let lease = lease_in(world, |phase| matches!(phase, Phase::Resuming(..)));
-    world.act(Action::Retreat { lease, at });
+    world.act(LeaseAction::ParkAgain { lease, at });
     let lease = lease_in(world, |phase| matches!(phase, Phase::Active(_)));
-    world.act(Action::Over { lease, at, seen: Bytes::gib(17) });
-    world.act(Action::Grow { lease, at, vram: Bytes::gib(18), mark: Some(at) });
-    world.act(Action::Notice { lease, at, until: at, room_for: LeaseId(1) });
-    world.act(Action::Spare { lease });
+    world.act(LeaseAction::FlagOveruse { lease, at, seen_bytes: Bytes::gib(17) });
+    world.act(LeaseAction::Enlarge { lease, at, vram: Bytes::gib(18), debt_clock: Some(at) });
+    world.act(LeaseAction::GiveNotice { lease, at, until: at, room_for: LeaseId(1) });
+    world.act(LeaseAction::CancelNotice { lease });
     let at = world.now;
     let stranger = *world.rows.unleased.keys().next().unwrap();
-    world.act(Action::Relent { stranger, at, until: Some(at) });
-    world.act(Action::Survived { stranger, at });
+    world.act(UnleasedAction::Spare { id: stranger, at, until: Some(at) });
+    world.act(UnleasedAction::RecordSurvival { id: stranger, at });
 }
 
 /// A lease in this phase, after as many steps as that takes.

@@ -4,7 +4,7 @@ use crate::Dir;
 use crate::generate::World;
 use rusqlite::Connection;
 use std::collections::BTreeMap;
-use sublet_core::action::Action;
+use sublet_core::facts::{GpuAction, TenantAction};
 use sublet_core::ids::{GpuId, LeaseId, TenantId};
 use sublet_core::rows::GpuService;
 use sublet_journal::{AnswerLimits, Journal, verify};
@@ -93,8 +93,8 @@ fn operators_acts_are_cut_after_all_lines_of_tenants() {
     let mut world = World::new(23);
     let (mut journal, _) = dir.open();
     for _ in 0..10 {
-        world.act(Action::Serve { card: GpuId(0), service: GpuService::Draining });
-        world.act(Action::Serve { card: GpuId(0), service: GpuService::In });
+        world.act(GpuAction::SetService { gpu: GpuId(0), service: GpuService::Draining });
+        world.act(GpuAction::SetService { gpu: GpuId(0), service: GpuService::In });
         flood(&mut world, 0, 10);
         flood(&mut world, 1, 10);
     }
@@ -155,7 +155,7 @@ fn journal_of_the_release_before_stubs_is_opened_verified_and_trimmed() {
 fn with_stubs(seed: u64) -> (Dir, World) {
     let dir = Dir::new();
     let mut world = World::new(seed);
-    world.act(Action::Enrol { tenant: TenantId(2), name: "uid:1002".to_owned() });
+    world.act(TenantAction::Add { tenant: TenantId(2), name: "uid:1002".to_owned() });
     let (mut journal, _) = dir.open();
     for round in 0..60 {
         match round % 6 {

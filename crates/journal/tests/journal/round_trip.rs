@@ -7,6 +7,7 @@ use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey, Through};
 use sublet_core::cost::{Costs, Direction};
 use sublet_core::durations::{DurationOutcome, Durations, LeaseKind};
 use sublet_core::event::{Caller, Event};
+use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent};
 use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::lateness::{ExpectedWait, Lateness};
 use sublet_core::method::Method;
@@ -477,14 +478,19 @@ fn a_start_from_rows_at_the_ends_of_their_types_goes_on() {
         let ask = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
         let used = GpuUsage { free: Bytes(u64::MAX), processes: Vec::new(), coarse: false };
         for event in [
-            Event::Started { boot: boot.to_owned(), clock_offset_us: i64::MIN, epoch_floor: Fence(1), lease_floor: 1 },
-            Event::Listed(vec![facts(0), facts(1)]),
-            Event::Observed {
-                card: facts(0).uuid,
-                observation: GpuReading { begun: now, reading: Reading::Used(used) },
-            },
-            Event::Asked { by: Caller::user("uid:0"), ask, wait: None, root: None },
-            Event::Ticked,
+            Event::Daemon(DaemonEvent::Started {
+                boot: boot.to_owned(),
+                clock_offset_us: i64::MIN,
+                fence_floor: Fence(1),
+                lease_floor: 1,
+            }),
+            Event::Gpu(GpuEvent::Listed(vec![facts(0), facts(1)])),
+            Event::Gpu(GpuEvent::ReadingTaken {
+                gpu: facts(0).uuid,
+                reading: GpuReading { begun: now, reading: Reading::Used(used) },
+            }),
+            Event::Lease(LeaseEvent::Requested { by: Caller::user("uid:0"), request: ask, wait: None, root: None }),
+            Event::Daemon(DaemonEvent::Ticked),
         ] {
             drop(decide(&mut state, now, event));
         }

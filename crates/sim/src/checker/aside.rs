@@ -8,6 +8,7 @@ use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::aside::{Aside, AsideOver};
 use sublet_core::event::{AsideRequest, Caller, EventAnswer, Refusal};
+use sublet_core::facts::GpuAction;
 use sublet_core::ids::LeaseId;
 use sublet_core::request::Preempt;
 use sublet_core::settings::AsideAllow;
@@ -89,10 +90,10 @@ impl CheckerBooks {
         must(21, right, || format!("{expected:?} is answered {answer:?}"))?;
         let is_done = |number: usize, by: &str, name: &str| {
             actions.iter().any(|action| match action {
-                Action::SetAside { card, aside } => {
+                Action::Gpu(GpuAction::SetAside { gpu: card, aside }) => {
                     usize::from(card.0) == number && (aside.by.as_str(), aside.key.as_str()) == (by, name)
                 }
-                Action::EndAside { card, by: of, key, .. } => {
+                Action::Gpu(GpuAction::EndAside { gpu: card, by: of, key, .. }) => {
                     usize::from(card.0) == number && (of.as_str(), key.as_str()) == (by, name)
                 }
                 _ => false,
@@ -125,8 +126,8 @@ impl CheckerBooks {
     }
 
     /// Takes the end of an aside.
-    pub fn end_aside(&mut self, now: Time, cause: &EventCause, action: &Action) -> Verdict {
-        let Action::EndAside { card, by, key, at, how } = action else { return Ok(()) };
+    pub fn end_aside(&mut self, now: Time, cause: &EventCause, action: &GpuAction) -> Verdict {
+        let GpuAction::EndAside { gpu: card, by, key, at, how } = action else { return Ok(()) };
         let number = usize::from(card.0);
         let known = self.gpus[number].asides.iter().find(|aside| (&aside.by, &aside.key) == (by, key));
         let Some(known) = known else { return must(21, false, || format!("{action:?}, and there is none")) };

@@ -7,6 +7,7 @@ use super::park::{BESIDE, BackoffBook, CONTEXT, HOOK, MoveBook, MoveStage, Mover
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::aside::Aside;
 use sublet_core::event::Event;
+use sublet_core::facts::DaemonEvent;
 use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey};
 use sublet_core::loss::Loss;
 use sublet_core::method::Method;
@@ -495,7 +496,7 @@ impl CheckerBooks {
     pub fn note_absence(&mut self, now: Time, event: &Event) {
         let away = self.last_event_at.is_none_or(|heard| now.since(heard) > ABSENCE);
         self.last_event_at = Some(now);
-        self.was_absent = away || matches!(event, Event::Awoke | Event::Started { .. });
+        self.was_absent = away || matches!(event, Event::Daemon(DaemonEvent::Awoke | DaemonEvent::Started { .. }));
         let is_aside = self.gpus.iter().any(|gpu| !gpu.asides.is_empty());
         if self.was_absent && (is_aside || !(self.leases.is_empty() && self.unleased.is_empty())) {
             self.grace_from = now;

@@ -7,6 +7,7 @@ use super::preempt::nothing_but_room;
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::event::{Caller, EventAnswer, Refusal};
+use sublet_core::facts::LeaseAction;
 use sublet_core::ids::LeaseId;
 use sublet_core::method::Method;
 use sublet_core::movers::NotParkable;
@@ -88,7 +89,7 @@ impl CheckerBooks {
         answer: &EventAnswer,
         actions: &[Action],
     ) -> Verdict {
-        let parks = |action: &Action| matches!(action, Action::Park { lease: of, room_for: None, aside: None, .. } if *of == lease);
+        let parks = |action: &Action| matches!(action, Action::Lease(LeaseAction::Park { lease: of, room_for: None, aside: None, .. }) if *of == lease);
         let idle = || nothing_but_room(actions);
         match expect {
             ExpectedAnswer::Refusal(refusal) => {

@@ -8,6 +8,7 @@ use super::preempt::nothing_but_room;
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::event::{Caller, Event, EventAnswer, Refusal};
+use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseAction, LeaseEvent};
 use sublet_core::ids::{Fence, LeaseId, ProcKey};
 use sublet_core::method::Method;
 use sublet_core::movers::MoverReport;
@@ -106,49 +107,54 @@ impl CheckerBooks {
     pub fn cause(&mut self, now: Time, event: &Event) -> EventCause {
         self.first_before_room = None;
         match event {
-            Event::Started { boot, epoch_floor, .. } => {
+            Event::Daemon(event) => self.cause_by_daemon(event),
+            Event::Gpu(event) => self.cause_by_gpu(now, event),
+            Event::Lease(event) => self.cause_by_lease(now, event),
+            // No user in these worlds has a token.
+            Event::Token(_) => EventCause::Other,
+            Event::Unleased(event) => self.expect_unleased(now, event),
+        }
+    }
+
+    fn cause_by_daemon(&mut self, event: &DaemonEvent) -> EventCause {
+        match event {
+            DaemonEvent::Started { boot, fence_floor: epoch_floor, .. } => {
                 let rebooted = !self.boot.is_empty() && self.boot != *boot;
                 self.boot.clone_from(boot);
                 EventCause::Started(rebooted, epoch_floor.0)
             }
-            Event::Asked { by, .. } => {
-                EventCause::Asked { tenant: by.tenant.clone(), place: self.has_place(&by.tenant) }
-            }
-            Event::Renewed { by, lease, epoch } => {
-                self.expect_call(now, by, LeaseCallKind::Renew, *lease, Some(*epoch))
-            }
-            Event::Bound { by, lease, epoch, process } => {
-                match self.expect_call(now, by, LeaseCallKind::Bind, *lease, Some(*epoch)) {
-                    EventCause::LeaseCall(kind, lease, ExpectedAnswer::Yes(_)) => {
-                        EventCause::LeaseCall(kind, lease, self.expect_bind(by, lease, process))
-                    }
-                    refused => refused,
-                }
-            }
-            Event::Released { by, lease, epoch } => {
-                let own = self.leases.get(lease).is_none_or(|book| self.tenants[book.tenant].name == by.tenant);
-                self.expect_call(
-                    now,
-                    by,
-                    if own { LeaseCallKind::Release } else { LeaseCallKind::RevokeByOperator },
-                    *lease,
-                    *epoch,
-                )
-            }
-            Event::ParkAsked { by, lease } => EventCause::Park(*lease, self.expect_park(now, by, *lease)),
-            Event::ResumeAsked { by, lease } => EventCause::Resume(*lease, self.expect_resume(by, *lease)),
-            Event::Hinted { lease, .. } => EventCause::Hinted(*lease, self.does_hint_count(now, *lease)),
-            Event::Said { lease, rung, process, said } => {
-                EventCause::Reported(*lease, self.take_report(now, *lease, *rung, *process, said))
-            }
-            Event::Hooked { by, lease, epoch, said } => self.expect_hook_report(now, by, *lease, *epoch, said),
-            Event::Ram { available } => {
+            DaemonEvent::HostMemoryRead { available } => {
                 self.set_host_memory(*available);
                 EventCause::Other
             }
-            Event::Runs { .. } | Event::Rested { .. } => EventCause::Other,
-            Event::Drained { by, card } => EventCause::Service(self.expect_service(by, card)),
-            Event::Cleared { by, card } => {
+            DaemonEvent::Configured(policy) => {
+                self.policy = (**policy).clone();
+                self.requeue();
+                self.extend_time_limits();
+                EventCause::Other
+            }
+            DaemonEvent::DiskFilled => {
+                self.disk_full = true;
+                EventCause::Other
+            }
+            DaemonEvent::DiskFreed => {
+                self.disk_full = false;
+                EventCause::Other
+            }
+            DaemonEvent::LossFound(loss) => {
+                self.loss = Some(*loss);
+                EventCause::Other
+            }
+            DaemonEvent::LossAccepted { by } => EventCause::LossAccepted(self.loss_accepted(by)),
+            DaemonEvent::Awoke | DaemonEvent::DayRead { .. } => EventCause::Other,
+            DaemonEvent::Ticked => EventCause::Ticked,
+        }
+    }
+
+    fn cause_by_gpu(&mut self, now: Time, event: &GpuEvent) -> EventCause {
+        match event {
+            GpuEvent::DrainRequested { by, gpu: card } => EventCause::Service(self.expect_service(by, card)),
+            GpuEvent::ClearRequested { by, gpu: card } => {
                 let answer = self.expect_service(by, card);
                 // A GPU that is not listed is not read again: the operator's call is all there is.
                 if let Some(number) =
@@ -158,12 +164,14 @@ impl CheckerBooks {
                 }
                 EventCause::Service(answer)
             }
-            Event::AsideAsked { by, card, ask } => EventCause::Aside(Box::new(self.expect_aside(now, by, card, ask))),
-            Event::AsideEndAsked { by, card, key } => {
+            GpuEvent::AsideRequested { by, gpu: card, request: ask } => {
+                EventCause::Aside(Box::new(self.expect_aside(now, by, card, ask)))
+            }
+            GpuEvent::AsideEndRequested { by, gpu: card, key } => {
                 EventCause::Aside(Box::new(self.expect_aside_end(by, card, key.as_deref())))
             }
-            Event::Listed(cards) => EventCause::Listed(cards.iter().map(|card| card.uuid.clone()).collect()),
-            Event::Observed { card, observation } => {
+            GpuEvent::Listed(cards) => EventCause::Listed(cards.iter().map(|card| card.uuid.clone()).collect()),
+            GpuEvent::ReadingTaken { gpu: card, reading: observation } => {
                 let card = self.gpu_number(card);
                 let lost = |books: &CheckerBooks| {
                     card.is_some_and(|n| books.gpus[n].reading == super::books::SeenReading::Lost)
@@ -177,50 +185,59 @@ impl CheckerBooks {
                 // A reading that began before the last one proves nothing.
                 EventCause::Observed(card.filter(|_| counts), counts && before && lost(self))
             }
-            Event::Members { lease, processes, .. } => {
+            GpuEvent::ModeRequested { by, gpu, mode } => self.expect_mode(by, gpu, *mode),
+        }
+    }
+
+    fn cause_by_lease(&mut self, now: Time, event: &LeaseEvent) -> EventCause {
+        match event {
+            LeaseEvent::Requested { by, .. } => {
+                EventCause::Asked { tenant: by.tenant.clone(), place: self.has_place(&by.tenant) }
+            }
+            LeaseEvent::RenewalRequested { by, lease, fence: epoch } => {
+                self.expect_call(now, by, LeaseCallKind::Renew, *lease, Some(*epoch))
+            }
+            LeaseEvent::BindRequested { by, lease, fence: epoch, process } => {
+                match self.expect_call(now, by, LeaseCallKind::Bind, *lease, Some(*epoch)) {
+                    EventCause::LeaseCall(kind, lease, ExpectedAnswer::Yes(_)) => {
+                        EventCause::LeaseCall(kind, lease, self.expect_bind(by, lease, process))
+                    }
+                    refused => refused,
+                }
+            }
+            LeaseEvent::ReleaseRequested { by, lease, fence: epoch } => {
+                let own = self.leases.get(lease).is_none_or(|book| self.tenants[book.tenant].name == by.tenant);
+                self.expect_call(
+                    now,
+                    by,
+                    if own { LeaseCallKind::Release } else { LeaseCallKind::RevokeByOperator },
+                    *lease,
+                    *epoch,
+                )
+            }
+            LeaseEvent::ParkRequested { by, lease } => EventCause::Park(*lease, self.expect_park(now, by, *lease)),
+            LeaseEvent::ResumeRequested { by, lease } => EventCause::Resume(*lease, self.expect_resume(by, *lease)),
+            LeaseEvent::Hinted { lease, .. } => EventCause::Hinted(*lease, self.does_hint_count(now, *lease)),
+            LeaseEvent::MoverReported { lease, method: rung, process, report: said } => {
+                EventCause::Reported(*lease, self.take_report(now, *lease, *rung, *process, said))
+            }
+            LeaseEvent::HookReported { by, lease, fence: epoch, report: said } => {
+                self.expect_hook_report(now, by, *lease, *epoch, said)
+            }
+            LeaseEvent::ProgramRead { .. } | LeaseEvent::IdleSeen { .. } => EventCause::Other,
+            LeaseEvent::MembersRead { lease, processes, .. } => {
                 self.set_members(*lease, processes);
                 if self.is_unwrapped(*lease, processes) { EventCause::Unwrapped(*lease) } else { EventCause::Other }
             }
-            Event::Worked { lease } => self.note_worked(now, *lease),
-            Event::Gone { lease } => {
+            LeaseEvent::UseSeen { lease } => self.note_worked(now, *lease),
+            LeaseEvent::HolderExited { lease } => {
                 self.set_members(*lease, &[]);
                 EventCause::HolderExited(*lease)
             }
-            Event::Configured(policy) => {
-                self.policy = (**policy).clone();
-                self.requeue();
-                self.extend_time_limits();
-                EventCause::Other
-            }
-            Event::DiskFilled => {
-                self.disk_full = true;
-                EventCause::Other
-            }
-            Event::DiskFreed => {
-                self.disk_full = false;
-                EventCause::Other
-            }
-            // These worlds have no tokens.
-            Event::TokenAsked { .. } | Event::TokenRevoked { .. } => EventCause::Other,
-            Event::Signalled { lease, signal } => self.note_signal_sent(now, *lease, *signal),
-            Event::Audited { .. }
-            | Event::Left { .. }
-            | Event::Struck { .. }
-            | Event::SelfTested { .. }
-            | Event::AdoptAsked { .. }
-            | Event::ModeAsked { .. }
-            | Event::RuleAsked { .. }
-            | Event::RuleDropped { .. } => self.expect_unleased(now, event),
-            Event::Accepted { by, lease, vram, gpus } => {
+            LeaseEvent::SignalSent { lease, signal } => self.note_signal_sent(now, *lease, *signal),
+            LeaseEvent::OfferAccepted { by, lease, vram, gpus } => {
                 EventCause::Accepted(*lease, *vram, *gpus, self.expect_accept_refusal(by, *lease))
             }
-            Event::LossFound(loss) => {
-                self.loss = Some(*loss);
-                EventCause::Other
-            }
-            Event::LossAccepted { by } => EventCause::LossAccepted(self.loss_accepted(by)),
-            Event::Awoke | Event::Day { .. } => EventCause::Other,
-            Event::Ticked => EventCause::Ticked,
         }
     }
 
@@ -407,7 +424,7 @@ impl CheckerBooks {
             }
             EventCause::LeaseCall(kind, lease, ExpectedAnswer::Yes(renews)) => {
                 must(0, *answer == EventAnswer::Lease(*lease), || format!("{kind:?} {lease} is answered {answer:?}"))?;
-                let renewed = |action: &Action| matches!(action, Action::Renew { .. });
+                let renewed = |action: &Action| matches!(action, Action::Lease(LeaseAction::Renew { .. }));
                 must(8, !renews || actions.iter().any(renewed), || format!("{lease} was not renewed by its call"))
             }
             EventCause::Service(right) => {
@@ -421,7 +438,7 @@ impl CheckerBooks {
             }
             EventCause::Aside(expected) => self.check_aside_answer(expected, answer, actions),
             EventCause::Accepted(lease, vram, gpus, refusal) => {
-                let granted = |action: &Action| matches!(action, Action::Grant { lease: of, .. } | Action::Grow { lease: of, .. } if of == lease);
+                let granted = |action: &Action| matches!(action, Action::Lease(LeaseAction::Grant { lease: of, .. } | LeaseAction::Enlarge { lease: of, .. }) if of == lease);
                 let refused = matches!(answer, EventAnswer::Refused(_));
                 let right = refusal.as_ref().is_none_or(|refusal| *answer == EventAnswer::Refused(refusal.clone()));
                 must(18, right, || {
@@ -453,7 +470,7 @@ impl CheckerBooks {
 
     fn check_request_answer(&self, place: bool, answer: &EventAnswer, actions: &[Action]) -> Verdict {
         let queued = actions.iter().find_map(|action| match action {
-            Action::Queue { lease, .. } => Some(*lease),
+            Action::Lease(LeaseAction::Queue { lease, .. }) => Some(*lease),
             _ => None,
         });
         must(19, place || queued.is_none(), || format!("{queued:?} was queued beyond the bounds"))?;

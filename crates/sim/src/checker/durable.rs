@@ -5,6 +5,7 @@ use super::{Checker, Verdict, must};
 use crate::disk::SimDisk;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use sublet_core::action::Action;
+use sublet_core::facts::{LeaseAction, UnleasedAction};
 use sublet_core::ids::{LeaseId, TenantId};
 use sublet_core::rows::{Lease, Phase};
 use sublet_core::units::Time;
@@ -55,16 +56,18 @@ impl DurableLedger {
     /// Notes a decided action; the books have it already, and know its cost of host memory.
     pub fn note_decided(&mut self, action: &Action, books: &CheckerBooks, parked: Option<(usize, u128)>) {
         let charge = match action {
-            Action::End { lease, .. } => books.leases.get(lease).and_then(|book| match &book.stage {
-                LeaseStage::Ending(held, ended, _) => {
-                    let (gpu_us, byte_us) = held.charge(*ended);
-                    Some((book.tenant, gpu_us, byte_us))
-                }
-                _ => None,
-            }),
+            Action::Lease(LeaseAction::End { lease, .. }) => {
+                books.leases.get(lease).and_then(|book| match &book.stage {
+                    LeaseStage::Ending(held, ended, _) => {
+                        let (gpu_us, byte_us) = held.charge(*ended);
+                        Some((book.tenant, gpu_us, byte_us))
+                    }
+                    _ => None,
+                })
+            }
             _ => None,
         };
-        let (kind, lease, stranger) = (action.kind(), action.lease(), action.stranger());
+        let (kind, lease, stranger) = (action.kind(), action.lease(), action.unleased());
         self.pending.push_back(DecidedFact { kind, lease, unleased: stranger, charge, parked });
     }
 
@@ -94,14 +97,14 @@ impl DurableLedger {
     fn check_entries(&mut self, batch: &Batch) -> Verdict {
         for entry in &batch.entries {
             let decided = self.pending.pop_front();
-            let about = (entry.action.lease(), entry.action.stranger());
+            let about = (entry.action.lease(), entry.action.unleased());
             let same = |d: &DecidedFact| d.kind == entry.action.kind() && (d.lease, d.unleased) == about;
             must(15, decided.as_ref().is_some_and(same), || {
                 format!("the log has {:?} where {decided:?} was decided", entry.action)
             })?;
             must(15, entry.at >= self.last_at, || format!("the log goes back from {} to {}", self.last_at, entry.at))?;
             self.last_at = entry.at;
-            if let Action::Strike { stranger, signal, .. } = &entry.action {
+            if let Action::Unleased(UnleasedAction::Signal { id: stranger, signal, .. }) = &entry.action {
                 self.recorded_signals.insert((*stranger, *signal));
             }
             if let Some(decided) = decided {
@@ -247,7 +250,7 @@ fn check_touched(batch: &Batch, disk: &SimDisk) -> Verdict {
         must(15, Some(row) == folded, || format!("the row of GPU {gpu} is {row:?}, and its log gives {folded:?}"))?;
     }
     let images = batch.strangers.iter().map(|unleased| unleased.id).chain(batch.closed.iter().copied());
-    for id in images.chain(batch.entries.iter().filter_map(|entry| entry.action.stranger())) {
+    for id in images.chain(batch.entries.iter().filter_map(|entry| entry.action.unleased())) {
         let (row, folded) = (disk.rows.unleased.get(&id), disk.fold.unleased.get(&id));
         must(15, row == folded, || format!("the row of {id} is {row:?}, and its log gives {folded:?}"))?;
     }

@@ -4,7 +4,7 @@
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage, SeenReading};
 use super::calls::EventCause;
 use super::{Verdict, must};
-use sublet_core::action::Action;
+use sublet_core::facts::LeaseAction;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::request::{LeaseRequest, Preempt, Tier};
 use sublet_core::rows::{EndNotice, GpuService};
@@ -31,8 +31,8 @@ pub fn may_be_ended(request: &LeaseRequest) -> bool {
 
 impl CheckerBooks {
     /// Takes the notice that a lease will be ended.
-    pub fn take_notice(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Notice { at, until, room_for, .. } = action else { return Ok(()) };
+    pub fn take_notice(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
+        let LeaseAction::GiveNotice { at, until, room_for, .. } = action else { return Ok(()) };
         let Some(book) = self.leases.get(&lease) else { return must(20, false, || format!("no {lease} to tell")) };
         let over = !may_be_ended(&book.request) && self.is_end_due(now, book);
         must(20, over || may_be_ended(&book.request), || {
@@ -51,8 +51,8 @@ impl CheckerBooks {
     }
 
     /// Takes the notice that a fixed term is over soon.
-    pub fn take_term_notice(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Notice { at, until, .. } = action else { return Ok(()) };
+    pub fn take_term_notice(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
+        let LeaseAction::GiveNotice { at, until, .. } = action else { return Ok(()) };
         let book = self.leases.get(&lease);
         let held = book.and_then(|book| match &book.stage {
             LeaseStage::Held(held) => Some((book, held)),
@@ -141,8 +141,8 @@ impl CheckerBooks {
     }
 
     /// Takes a signal to processes of a lease.
-    pub fn take_signal(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Signal { signal, at, processes, .. } = action else { return Ok(()) };
+    pub fn take_signal(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
+        let LeaseAction::Signal { signal, at, processes, .. } = action else { return Ok(()) };
         must(17, !matches!(cause, EventCause::Started(..)), || format!("a start signals {lease}"))?;
         let book = self.leases.get(&lease).filter(|book| matches!(book.stage, LeaseStage::Ending(..)));
         let Some((book, pending_end)) = book.and_then(|book| Some((book, book.pending_end?))) else {

@@ -10,9 +10,9 @@ use super::books::{CheckerBooks, LeaseBook, SeenReading};
 use super::calls::EventCause;
 use super::{Checker, Verdict, must};
 use std::collections::{BTreeMap, BTreeSet};
-use sublet_core::action::Action;
 use sublet_core::audit::Audit;
-use sublet_core::event::{Event, EventAnswer, Refusal};
+use sublet_core::event::{EventAnswer, Refusal};
+use sublet_core::facts::UnleasedAction;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::rows::Rows;
 use sublet_core::state::State;
@@ -370,8 +370,10 @@ impl CheckerBooks {
         }
     }
 
-    fn take_signal_to_unleased(&mut self, now: Time, cause: &EventCause, action: &Action) -> Verdict {
-        let Action::Strike { stranger, signal, at, processes } = action else { return Ok(()) };
+    fn take_signal_to_unleased(&mut self, now: Time, cause: &EventCause, action: &UnleasedAction) -> Verdict {
+        let UnleasedAction::Signal { id: stranger, signal, at, processes } = action else {
+            return Ok(());
+        };
         must(17, !matches!(cause, EventCause::Started(..)), || format!("{stranger} is signalled at a start"))?;
         let Some(found) = self.unleased.by_id.get(stranger) else {
             return must(16, false, || format!("{action:?}, and it is not recorded"));
@@ -412,11 +414,11 @@ impl CheckerBooks {
 
     // ---- actions -------------------------------------------------------------------
 
-    /// Takes an action about unleased processes.
-    pub fn act_on_unleased(&mut self, now: Time, cause: &EventCause, action: &Action) -> Verdict {
+    /// Takes an action about an unleased process, or a rule.
+    pub fn act_on_unleased(&mut self, now: Time, cause: &EventCause, action: &UnleasedAction) -> Verdict {
         match action {
-            Action::Find { stranger } => self.take_found(now, cause, stranger),
-            Action::Reaudit { stranger, audit, cards } => {
+            UnleasedAction::Add { process: stranger } => self.take_found(now, cause, stranger),
+            UnleasedAction::SetAudit { id: stranger, audit, gpus: cards } => {
                 let fits = matches!(cause, EventCause::Unleased(it) if matches!(&**it, WatchedStep::Audited(own, _) if own == audit));
                 let found = self.unleased.by_id.get(stranger);
                 let on = found.map(|found| self.unleased_on(audit.process, Some(found))).unwrap_or_default();
@@ -433,9 +435,9 @@ impl CheckerBooks {
                 found.gpus = cards.iter().map(|card| usize::from(card.0)).collect();
                 Ok(())
             }
-            Action::Warn { stranger, at, until } => self.take_warning(now, *stranger, *at, *until),
-            Action::Strike { .. } => self.take_signal_to_unleased(now, cause, action),
-            Action::Struck { stranger, signal, at, outcome, late } => {
+            UnleasedAction::Warn { id: stranger, at, until } => self.take_warning(now, *stranger, *at, *until),
+            UnleasedAction::Signal { .. } => self.take_signal_to_unleased(now, cause, action),
+            UnleasedAction::RecordSignal { id: stranger, signal, at, outcome, late } => {
                 let of = match cause {
                     EventCause::Unleased(it) => match **it {
                         WatchedStep::SignalOutcome(id, sent, of) if (id, sent) == (*stranger, *signal) => Some(of),
@@ -464,32 +466,32 @@ impl CheckerBooks {
                 }
                 Ok(())
             }
-            Action::Take { stranger, lease, at } => self.take_parking(now, *stranger, *lease, *at),
-            Action::NotMoved { stranger, at, .. } => self.take_not_parked(now, *stranger, *at),
-            Action::Relent { stranger, .. } => self.take_relent(now, *stranger),
-            Action::Survived { stranger, at } => self.take_survived(now, *stranger, *at),
-            Action::Close { stranger, at, how } => self.take_close(now, cause, *stranger, *at, how),
-            Action::SetMode { card, mode } => {
-                let number = usize::from(card.0);
-                let fits = matches!(cause, EventCause::Unleased(it) if matches!(&**it, WatchedStep::Mode(n, m, EventAnswer::Done) if (*n, *m) == (number, *mode)));
-                must(20, fits, || format!("{action:?} after {cause:?}"))?;
-                self.unleased.modes.resize(self.gpus.len(), Mode::Observe);
-                self.unleased.modes[number] = *mode;
-                Ok(())
-            }
-            Action::SetRule { rule } => {
+            UnleasedAction::Park { id: stranger, lease, at } => self.take_parking(now, *stranger, *lease, *at),
+            UnleasedAction::RecordParkFailure { id: stranger, at, .. } => self.take_not_parked(now, *stranger, *at),
+            UnleasedAction::Spare { id: stranger, .. } => self.take_relent(now, *stranger),
+            UnleasedAction::RecordSurvival { id: stranger, at } => self.take_survived(now, *stranger, *at),
+            UnleasedAction::Close { id: stranger, at, how } => self.take_close(now, cause, *stranger, *at, how),
+            UnleasedAction::SetRule { rule } => {
                 let fits = matches!(cause, EventCause::Unleased(it) if matches!(&**it, WatchedStep::Rule(EventAnswer::Rule(own)) if **own == *rule));
                 must(20, fits, || format!("{action:?} after {cause:?}"))?;
                 self.unleased.next_rule = self.unleased.next_rule.max(rule.id.0 + 1);
                 self.unleased.rules.insert(rule.id, rule.clone());
                 Ok(())
             }
-            Action::DropRule { rule } => {
+            UnleasedAction::RemoveRule { rule } => {
                 let fits = matches!(cause, EventCause::Unleased(it) if matches!(&**it, WatchedStep::RuleDropped(EventAnswer::Rule(was)) if was.id == *rule));
                 must(20, fits && self.unleased.rules.remove(rule).is_some(), || format!("{action:?} after {cause:?}"))
             }
-            _ => Ok(()),
         }
+    }
+
+    /// The mode of a GPU changes.
+    pub fn set_mode(&mut self, cause: &EventCause, number: usize, mode: Mode) -> Verdict {
+        let fits = matches!(cause, EventCause::Unleased(it) if matches!(&**it, WatchedStep::Mode(n, m, EventAnswer::Done) if (*n, *m) == (number, mode)));
+        must(20, fits, || format!("GPU {number} is set to {mode} after {cause:?}"))?;
+        self.unleased.modes.resize(self.gpus.len(), Mode::Observe);
+        self.unleased.modes[number] = mode;
+        Ok(())
     }
 
     fn take_found(&mut self, now: Time, cause: &EventCause, unleased: &UnleasedProcess) -> Verdict {

@@ -1,6 +1,6 @@
 //! Checks one action after the other: whether it may happen now; then the books take it.
 //!
-//! Every kind of action is matched here.
+//! Actions about unleased processes are in [`super::enforce`].
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
 use super::calls::{EventCause, ExpectedAnswer, LeaseCallKind};
@@ -8,6 +8,7 @@ use super::ends::PendingEnd;
 use super::park::{BackoffBook, HOOK, MoverBook, UNHEARD};
 use super::{Verdict, must};
 use sublet_core::action::Action;
+use sublet_core::facts::{DaemonAction, GpuAction, LeaseAction, TenantAction};
 use sublet_core::ids::LeaseId;
 use sublet_core::method::Method;
 use sublet_core::request::{LeaseRequest, Vram};
@@ -18,73 +19,48 @@ impl CheckerBooks {
     /// Checks an action and takes it.
     pub fn act(&mut self, now: Time, cause: &EventCause, action: &Action) -> Verdict {
         if let EventCause::Listed(uuids) = cause
-            && !matches!(action, Action::List { .. } | Action::Grace { .. })
+            && !matches!(
+                action,
+                Action::Gpu(GpuAction::SetFacts { .. }) | Action::Daemon(DaemonAction::GrantGrace { .. })
+            )
         {
             self.set_listed(uuids);
         }
         match action {
-            Action::Start { boot, epoch_floor, lease_floor, .. } => {
+            Action::Daemon(action) => self.act_on_daemon(now, cause, action),
+            Action::Gpu(action) => self.act_on_gpu(now, cause, action),
+            Action::Tenant(action) => self.act_on_tenant(now, cause, action),
+            Action::Lease(action) => self.act_on_lease(now, cause, action),
+            Action::Token(action) => must(0, false, || format!("{action:?} in a world without tokens")),
+            Action::Unleased(action) => self.act_on_unleased(now, cause, action),
+        }
+    }
+
+    fn act_on_daemon(&mut self, now: Time, cause: &EventCause, action: &DaemonAction) -> Verdict {
+        match action {
+            DaemonAction::Start { boot, fence_floor: epoch_floor, lease_floor, .. } => {
                 must(17, matches!(cause, EventCause::Started(..)) && *boot == self.boot, || format!("{action:?}"))?;
                 self.next_fence = self.next_fence.max(epoch_floor.0);
                 self.next_lease = self.next_lease.max(*lease_floor);
                 Ok(())
             }
-            Action::Grace { from, until } => {
+            DaemonAction::GrantGrace { from, until } => {
                 let right = *from == now && *until == now + self.policy.grace;
                 must(8, self.was_absent && right, || format!("{action:?} without an absence, or of a wrong length"))
             }
-            Action::Enrol { tenant, name } => {
-                let asked = matches!(cause, EventCause::Asked { tenant: by, .. } if by == name);
-                let fits = asked || self.is_enrolled_by_adoption(now, cause, name);
-                must(0, fits && tenant.0 as usize == self.tenants.len(), || format!("{action:?}"))?;
-                self.add_tenant(name);
-                self.unleased.new_users.push(name.clone());
-                Ok(())
-            }
-            Action::Regroup { .. } | Action::Day { .. } => {
-                must(0, false, || format!("{action:?}: the simulation has neither groups nor days"))
-            }
-            Action::Notice { lease, room_for, .. } if lease == room_for => {
-                self.take_term_notice(now, cause, *lease, action)
-            }
-            Action::Notice { lease, room_for, .. } => {
-                self.note_first_waiter(Some(*room_for));
-                self.take_notice(now, cause, *lease, action)
-            }
-            Action::Spare { lease } => self.take_spare(now, cause, *lease),
-            Action::Over { lease, at, seen } => self.take_overuse(now, cause, *lease, *at, *seen),
-            Action::Within { lease } => self.take_within_lease(cause, *lease),
-            Action::Grow { lease, at, vram, mark } => self.take_growth(now, cause, *lease, *at, (*vram, *mark)),
-            Action::Signal { lease, .. } => self.take_signal(now, cause, *lease, action),
-            Action::Park { lease, room_for, .. } => {
-                self.note_first_waiter(*room_for);
-                self.forget_overuse(*lease);
-                self.park(now, cause, *lease, action)
-            }
-            Action::Unpark { lease, at, why } => self.unpark(now, cause, *lease, *at, why),
-            Action::Parked { lease, at, mark } => self.parked(now, *lease, *at, *mark),
-            Action::Want { lease, .. } => self.queue_parked(now, cause, *lease, action),
-            Action::Resume { lease, at, .. } => {
-                must(14, *at == now, || format!("{lease} is resumed at {at}, and it is {now}"))?;
-                self.resume(now, *lease, action)
-            }
-            Action::Retreat { lease, at } => self.retreat(now, cause, *lease, *at),
-            Action::Deepen { lease, at, processes, booked } => {
-                self.move_contexts(now, cause, *lease, *at, processes, *booked)
-            }
-            Action::Shallow { lease, at, .. } => self.keep_contexts(now, cause, *lease, *at),
-            Action::Died { lease, at, .. } => {
-                let heard = matches!(cause, EventCause::Reported(of, LeaseCallKind::DiedParking) if of == lease);
-                let is_over = self.leases.get(lease).is_some_and(|book| matches!(book.stage, LeaseStage::Ending(..)));
-                must(15, heard && is_over && *at == now, || format!("{action:?} after {cause:?}"))
-            }
-            Action::Resumed { lease, at } => self.resumed(now, cause, *lease, *at),
-            Action::List { card, facts } => {
+            DaemonAction::BeginDay { .. } => must(0, false, || format!("{action:?}: the simulation has no days")),
+            DaemonAction::AcceptLoss { loss } => self.accept_loss(cause, *loss),
+        }
+    }
+
+    fn act_on_gpu(&mut self, now: Time, cause: &EventCause, action: &GpuAction) -> Verdict {
+        match action {
+            GpuAction::SetFacts { gpu: card, facts } => {
                 must(0, matches!(cause, EventCause::Listed(_)), || format!("{action:?}"))?;
                 self.set_gpu_facts(usize::from(card.0), facts);
                 Ok(())
             }
-            Action::Serve { card, service } => {
+            GpuAction::SetService { gpu: card, service } => {
                 let fits = match cause {
                     _ if self.is_out_for_survivor(now, cause, usize::from(card.0), service) => true,
                     _ if *service != GpuService::In && self.has_survivor(usize::from(card.0)) => true,
@@ -96,9 +72,68 @@ impl CheckerBooks {
                 self.set_service(usize::from(card.0), service);
                 Ok(())
             }
-            Action::SetAside { card, aside } => self.take_aside(cause, usize::from(card.0), aside),
-            Action::EndAside { .. } => self.end_aside(now, cause, action),
-            Action::Queue { lease, tenant, ask, at, give_up, root, token } => {
+            GpuAction::SetAside { gpu: card, aside } => self.take_aside(cause, usize::from(card.0), aside),
+            GpuAction::EndAside { .. } => self.end_aside(now, cause, action),
+            GpuAction::SetMode { gpu, mode } => self.set_mode(cause, usize::from(gpu.0), *mode),
+        }
+    }
+
+    fn act_on_tenant(&mut self, now: Time, cause: &EventCause, action: &TenantAction) -> Verdict {
+        match action {
+            TenantAction::Add { tenant, name } => {
+                let asked = matches!(cause, EventCause::Asked { tenant: by, .. } if by == name);
+                let fits = asked || self.is_enrolled_by_adoption(now, cause, name);
+                must(0, fits && tenant.0 as usize == self.tenants.len(), || format!("{action:?}"))?;
+                self.add_tenant(name);
+                self.unleased.new_users.push(name.clone());
+                Ok(())
+            }
+            TenantAction::SetGroups { .. } => must(0, false, || format!("{action:?}: the simulation has no groups")),
+        }
+    }
+
+    fn act_on_lease(&mut self, now: Time, cause: &EventCause, action: &LeaseAction) -> Verdict {
+        match action {
+            LeaseAction::GiveNotice { lease, room_for, .. } if lease == room_for => {
+                self.take_term_notice(now, cause, *lease, action)
+            }
+            LeaseAction::GiveNotice { lease, room_for, .. } => {
+                self.note_first_waiter(Some(*room_for));
+                self.take_notice(now, cause, *lease, action)
+            }
+            LeaseAction::CancelNotice { lease } => self.take_spare(now, cause, *lease),
+            LeaseAction::FlagOveruse { lease, at, seen_bytes: seen } => {
+                self.take_overuse(now, cause, *lease, *at, *seen)
+            }
+            LeaseAction::ClearOveruse { lease } => self.take_within_lease(cause, *lease),
+            LeaseAction::Enlarge { lease, at, vram, debt_clock: mark } => {
+                self.take_growth(now, cause, *lease, *at, (*vram, *mark))
+            }
+            LeaseAction::Signal { lease, .. } => self.take_signal(now, cause, *lease, action),
+            LeaseAction::Park { lease, room_for, .. } => {
+                self.note_first_waiter(*room_for);
+                self.forget_overuse(*lease);
+                self.park(now, cause, *lease, action)
+            }
+            LeaseAction::Unpark { lease, at, why } => self.unpark(now, cause, *lease, *at, why),
+            LeaseAction::FinishPark { lease, at, debt_clock: mark } => self.parked(now, *lease, *at, *mark),
+            LeaseAction::QueueParked { lease, .. } => self.queue_parked(now, cause, *lease, action),
+            LeaseAction::Resume { lease, at, .. } => {
+                must(14, *at == now, || format!("{lease} is resumed at {at}, and it is {now}"))?;
+                self.resume(now, *lease, action)
+            }
+            LeaseAction::ParkAgain { lease, at } => self.retreat(now, cause, *lease, *at),
+            LeaseAction::RemoveContexts { lease, at, processes, booked } => {
+                self.move_contexts(now, cause, *lease, *at, processes, *booked)
+            }
+            LeaseAction::KeepContexts { lease, at, .. } => self.keep_contexts(now, cause, *lease, *at),
+            LeaseAction::RecordDeath { lease, at, .. } => {
+                let heard = matches!(cause, EventCause::Reported(of, LeaseCallKind::DiedParking) if of == lease);
+                let is_over = self.leases.get(lease).is_some_and(|book| matches!(book.stage, LeaseStage::Ending(..)));
+                must(15, heard && is_over && *at == now, || format!("{action:?} after {cause:?}"))
+            }
+            LeaseAction::FinishResume { lease, at } => self.resumed(now, cause, *lease, *at),
+            LeaseAction::Queue { lease, tenant, request: ask, at, give_up, root, token } => {
                 let adopts = self.is_adoption(now, cause, *lease, ask, *root);
                 let asked = matches!(cause, EventCause::Asked { .. }) || adopts;
                 let fits = asked && *at == now && *give_up >= now && token.is_none();
@@ -132,7 +167,18 @@ impl CheckerBooks {
                     format!("{lease} waits for what can never be granted: {ask:?}")
                 })
             }
-            Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn, told: _ } => {
+            LeaseAction::Grant {
+                lease,
+                gpus: cards,
+                vram,
+                fence: epoch,
+                at,
+                until,
+                debt_clock: mark,
+                not_beyond: before,
+                first_since: turn,
+                expected: _,
+            } => {
                 must(0, *at == now, || format!("{lease} is granted at {at}, and it is {now}"))?;
                 let cards: Vec<usize> = cards.iter().map(|card| usize::from(card.0)).collect();
                 let held = HeldBook {
@@ -157,24 +203,7 @@ impl CheckerBooks {
                 };
                 self.take_grant(now, cause, *lease, held, (*mark, *turn))
             }
-            Action::IssueToken { .. } | Action::RevokeToken { .. } => {
-                must(0, false, || format!("{action:?} in a world without tokens"))
-            }
-            Action::AcceptLoss { loss } => self.accept_loss(cause, *loss),
-            Action::Find { .. }
-            | Action::Reaudit { .. }
-            | Action::Warn { .. }
-            | Action::Strike { .. }
-            | Action::Struck { .. }
-            | Action::Take { .. }
-            | Action::NotMoved { .. }
-            | Action::Relent { .. }
-            | Action::Survived { .. }
-            | Action::Close { .. }
-            | Action::SetMode { .. }
-            | Action::SetRule { .. }
-            | Action::DropRule { .. } => self.act_on_unleased(now, cause, action),
-            Action::Renew { lease, at, until, idle, mark, before } => {
+            LeaseAction::Renew { lease, at, until, idle, debt_clock: mark, not_beyond: before } => {
                 self.check_renewal(now, cause, *lease, *at, *until, *idle)?;
                 let due = self.leases.get(lease).and_then(|book| {
                     let held = book.held()?;
@@ -184,13 +213,13 @@ impl CheckerBooks {
                 self.set_until(*lease, now, *until, *idle, paid, *before);
                 Ok(())
             }
-            Action::Bind { lease, process } => {
+            LeaseAction::Bind { lease, process } => {
                 let fits = matches!(cause, EventCause::LeaseCall(LeaseCallKind::Bind, of, ExpectedAnswer::Yes(_)) if of == lease);
                 must(7, fits, || format!("{action:?} after {cause:?}"))?;
                 self.add_member(*lease, *process);
                 Ok(())
             }
-            Action::End { lease, reason, at, mark, turn, .. } => {
+            LeaseAction::End { lease, reason, at, debt_clock: mark, first_since: turn, .. } => {
                 must(14, *at == now, || format!("{lease} ends at {at}, and it is {now}"))?;
                 self.check_end(now, cause, *lease, *reason)?;
                 self.check_refund(now, *lease, *mark)?;
@@ -198,7 +227,9 @@ impl CheckerBooks {
                 self.take_end(now, *lease, *reason);
                 Ok(())
             }
-            Action::Retire { lease, .. } => self.take_retire(*lease, matches!(cause, EventCause::Started(true, _))),
+            LeaseAction::Retire { lease, .. } => {
+                self.take_retire(*lease, matches!(cause, EventCause::Started(true, _)))
+            }
         }
     }
 

@@ -69,6 +69,7 @@ use slices::Slices;
 use std::fmt;
 use sublet_core::action::Action;
 use sublet_core::event::{Event, EventAnswer};
+use sublet_core::facts::{DaemonEvent, GpuAction, LeaseAction, UnleasedAction};
 use sublet_core::ids::LeaseId;
 use sublet_core::method::Method;
 use sublet_core::rows::EndReason;
@@ -180,7 +181,7 @@ impl Checker {
     /// Takes an event before core does.
     pub fn before(&mut self, now: Time, event: &Event) {
         self.books.note_absence(now, event);
-        if self.books.was_absent || matches!(event, Event::Configured(_)) {
+        if self.books.was_absent || matches!(event, Event::Daemon(DaemonEvent::Configured(_))) {
             self.promises.void();
         }
         self.cause = self.books.cause(now, event);
@@ -195,6 +196,9 @@ impl Checker {
             self.count(now, action);
             self.books.act(now, &cause, action)?;
             self.ledger.note_decided(action, &self.books, parked);
+        }
+        if let (_, Some(broken)) = state.broken_invariants() {
+            return must(0, false, || format!("core decided what does not fit its rows: {broken}"));
         }
         self.promises.after(now, state, actions, &cause)?;
         self.slices.after(now, state)?;
@@ -213,7 +217,7 @@ impl Checker {
             self.moving_time = self.moving_time + now.since(since);
         }
         match action {
-            Action::Parked { lease, .. } => {
+            Action::Lease(LeaseAction::FinishPark { lease, .. }) => {
                 self.parked += 1;
                 match self.books.method_of(*lease) {
                     Some(Method::Hook) => self.by_method.0 += 1,
@@ -221,26 +225,28 @@ impl Checker {
                     _ => {}
                 }
             }
-            Action::Resume { .. } => self.resumed += 1,
-            Action::Park { room_for: Some(_), .. } => self.preempted += 1,
-            Action::Park { aside: Some(_), .. } => self.aside_counts.1 += 1,
-            Action::SetAside { aside, .. } => self.aside_counts.0 += u64::from(aside.since == now),
-            Action::Notice { lease, room_for, .. } => self.preempted += u64::from(lease != room_for),
-            Action::End { reason: EndReason::Preempted, .. } => self.ended += 1,
-            Action::Over { .. } => self.overuse_counts.0 += 1,
-            Action::Grow { .. } => self.overuse_counts.1 += 1,
-            Action::End { reason: EndReason::OverUse, .. } => self.overuse_counts.2 += 1,
-            Action::Find { stranger } => {
+            Action::Lease(LeaseAction::Resume { .. }) => self.resumed += 1,
+            Action::Lease(LeaseAction::Park { room_for: Some(_), .. }) => self.preempted += 1,
+            Action::Lease(LeaseAction::Park { aside: Some(_), .. }) => self.aside_counts.1 += 1,
+            Action::Gpu(GpuAction::SetAside { aside, .. }) => self.aside_counts.0 += u64::from(aside.since == now),
+            Action::Lease(LeaseAction::GiveNotice { lease, room_for, .. }) => {
+                self.preempted += u64::from(lease != room_for)
+            }
+            Action::Lease(LeaseAction::End { reason: EndReason::Preempted, .. }) => self.ended += 1,
+            Action::Lease(LeaseAction::FlagOveruse { .. }) => self.overuse_counts.0 += 1,
+            Action::Lease(LeaseAction::Enlarge { .. }) => self.overuse_counts.1 += 1,
+            Action::Lease(LeaseAction::End { reason: EndReason::OverUse, .. }) => self.overuse_counts.2 += 1,
+            Action::Unleased(UnleasedAction::Add { process: stranger }) => {
                 self.unleased.found += 1;
                 self.unleased.off_lease += u64::from(stranger.lease.is_some());
             }
-            Action::Warn { .. } => self.unleased.warned += 1,
-            Action::Strike { .. } => self.unleased.signalled += 1,
-            Action::Take { .. } => self.unleased.parkings += 1,
-            Action::NotMoved { .. } => self.unleased.not_parked += 1,
-            Action::Close { how: UnleasedEnd::Parked(_), .. } => self.unleased.parked += 1,
-            Action::Close { how: UnleasedEnd::Adopted(_), .. } => self.unleased.adopted += 1,
-            Action::Survived { .. } => self.unleased.survived += 1,
+            Action::Unleased(UnleasedAction::Warn { .. }) => self.unleased.warned += 1,
+            Action::Unleased(UnleasedAction::Signal { .. }) => self.unleased.signalled += 1,
+            Action::Unleased(UnleasedAction::Park { .. }) => self.unleased.parkings += 1,
+            Action::Unleased(UnleasedAction::RecordParkFailure { .. }) => self.unleased.not_parked += 1,
+            Action::Unleased(UnleasedAction::Close { how: UnleasedEnd::Parked(_), .. }) => self.unleased.parked += 1,
+            Action::Unleased(UnleasedAction::Close { how: UnleasedEnd::Adopted(_), .. }) => self.unleased.adopted += 1,
+            Action::Unleased(UnleasedAction::RecordSurvival { .. }) => self.unleased.survived += 1,
             _ => {}
         }
     }

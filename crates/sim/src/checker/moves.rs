@@ -5,6 +5,7 @@ use super::calls::{EventCause, LeaseCallKind};
 use super::park::{MoveBook, MoveStage, READINGS};
 use super::{Verdict, must};
 use sublet_core::action::Action;
+use sublet_core::facts::LeaseAction;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
 use sublet_core::movers::MoverReport;
@@ -61,7 +62,9 @@ impl CheckerBooks {
 
     /// The host memory that a parked lease took until now, if an action ends that.
     pub fn parked_charge(&self, now: Time, action: &Action) -> Option<(usize, u128)> {
-        let (Action::Resume { lease, .. } | Action::End { lease, .. }) = action else { return None };
+        let Action::Lease(LeaseAction::Resume { lease, .. } | LeaseAction::End { lease, .. }) = action else {
+            return None;
+        };
         let book = self.leases.get(lease).filter(|book| book.is_parked())?;
         let LeaseStage::Park(held, park) = &book.stage else { return None };
         Some((book.tenant, u128::from(held.booked.0) * u128::from(now.since(park.since).0)))
@@ -120,7 +123,7 @@ impl CheckerBooks {
     /// Checks that a lease that was to request its GPUs again once it was parked does.
     pub fn check_requested_again(&self, actions: &[Action]) -> Verdict {
         for action in actions {
-            let Action::Parked { lease, .. } = action else { continue };
+            let Action::Lease(LeaseAction::FinishPark { lease, .. }) = action else { continue };
             let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get(lease) else { continue };
             let idle = park.stage == MoveStage::Parked && park.queued_since.is_none();
             must(9, !(idle && (park.requests_again.is_some() || park.is_wanted)), || {

@@ -15,7 +15,7 @@ use super::coarse::OtherLeases;
 use super::contexts::ContextChecks;
 use super::{Verdict, Violation, must};
 use std::collections::BTreeMap;
-use sublet_core::action::{Action, UnparkReason};
+use sublet_core::facts::{LeaseAction, UnparkReason};
 use sublet_core::ids::{GpuId, LeaseId, ProcKey};
 use sublet_core::method::Method;
 use sublet_core::movers::MoverReport;
@@ -575,8 +575,20 @@ impl CheckerBooks {
     }
 
     /// Takes a park.
-    pub fn park(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Park { at, booked, again, rung, had, room_for, aside, quiet, with_context, processes, .. } = action
+    pub fn park(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
+        let LeaseAction::Park {
+            at,
+            booked,
+            requests_again_at: again,
+            method: rung,
+            had_bytes: had,
+            room_for,
+            aside,
+            is_passive: quiet,
+            with_context,
+            processes,
+            ..
+        } = action
         else {
             return Ok(());
         };
@@ -813,8 +825,8 @@ impl CheckerBooks {
     }
 
     /// Takes that a parked lease waits for its GPUs, as of when it requested them.
-    pub fn queue_parked(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Want { at, vram, at_least, wake, .. } = action else { return Ok(()) };
+    pub fn queue_parked(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
+        let LeaseAction::QueueParked { at, vram, at_least, wake, .. } = action else { return Ok(()) };
         let (at, vram, at_least) = (*at, *vram, *at_least);
         let (book, held, park) = self.move_of(lease, MoveStage::Parked)?;
         must(9, !park.passive || wake.is_some(), || {

@@ -9,6 +9,7 @@ use super::calls::EventCause;
 use super::park::{CONTEXT, MoveStage};
 use super::{Verdict, must};
 use sublet_core::action::Action;
+use sublet_core::facts::{DaemonAction, LeaseAction};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
 use sublet_core::request::{Exclusivity, Preempt, Tier, Vram};
@@ -20,14 +21,14 @@ const PLACES: usize = 256;
 /// True if the actions only make room, which may come with any event.
 pub fn nothing_but_room(actions: &[Action]) -> bool {
     let makes_room = |action: &&Action| match action {
-        Action::Park { room_for, aside, .. } => room_for.is_some() || aside.is_some(),
-        Action::Notice { lease, room_for, .. } => lease != room_for,
+        Action::Lease(LeaseAction::Park { room_for, aside, .. }) => room_for.is_some() || aside.is_some(),
+        Action::Lease(LeaseAction::GiveNotice { lease, room_for, .. }) => lease != room_for,
         // Contexts leave for waiters only, but with a reading of their GPU.
-        Action::Deepen { .. } => true,
+        Action::Lease(LeaseAction::RemoveContexts { .. }) => true,
         _ => false,
     };
     let before = actions.iter().take_while(|action| !makes_room(action));
-    before.into_iter().all(|action| matches!(action, Action::Grace { .. }))
+    before.into_iter().all(|action| matches!(action, Action::Daemon(DaemonAction::GrantGrace { .. })))
 }
 
 impl CheckerBooks {

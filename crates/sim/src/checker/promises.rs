@@ -8,6 +8,7 @@ use super::calls::EventCause;
 use super::{Verdict, must};
 use std::collections::BTreeMap;
 use sublet_core::action::Action;
+use sublet_core::facts::{DaemonAction, GpuAction, UnleasedAction};
 use sublet_core::ids::LeaseId;
 use sublet_core::policy::explain::{Bound, bound};
 use sublet_core::policy::quota;
@@ -136,9 +137,12 @@ fn has_late_program(state: &State, now: Time) -> bool {
 }
 
 fn voids(action: &Action) -> bool {
-    let host =
-        matches!(action, Action::Start { .. } | Action::Grace { .. } | Action::List { .. } | Action::Serve { .. });
-    let host = host || matches!(action, Action::SetAside { .. } | Action::EndAside { .. });
+    let host = matches!(
+        action,
+        Action::Daemon(DaemonAction::Start { .. } | DaemonAction::GrantGrace { .. })
+            | Action::Gpu(GpuAction::SetFacts { .. } | GpuAction::SetService { .. })
+    );
+    let host = host || matches!(action, Action::Gpu(GpuAction::SetAside { .. } | GpuAction::EndAside { .. }));
     // An adopted process waits for no lease.
-    host || matches!(action, Action::Close { how: UnleasedEnd::Adopted(_), .. })
+    host || matches!(action, Action::Unleased(UnleasedAction::Close { how: UnleasedEnd::Adopted(_), .. }))
 }

@@ -4,6 +4,7 @@ use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
 use super::calls::{EventCause, ExpectedAnswer, LeaseCallKind};
 use super::{Verdict, must};
 use sublet_core::action::Action;
+use sublet_core::facts::LeaseAction;
 use sublet_core::ids::LeaseId;
 use sublet_core::request::Preempt;
 use sublet_core::rows::EndReason;
@@ -127,7 +128,7 @@ impl CheckerBooks {
                 }
             }
             EventCause::Worked(lease, true) => {
-                let renewed = |action: &Action| matches!(action, Action::Renew { lease: of, .. } if of == lease);
+                let renewed = |action: &Action| matches!(action, Action::Lease(LeaseAction::Renew { lease: of, .. }) if of == lease);
                 must(8, actions.iter().any(renewed), || format!("{lease} worked, and was not renewed by that"))?;
             }
             EventCause::Observed(Some(gpu), lost) => {

@@ -1,10 +1,10 @@
 //! Processes of leases on cards that those leases do not have: strangers there, and at home elsewhere.
 
 use super::{check_with, process, told};
-use crate::ids::GpuId;
-use crate::settings::{Parking, Policy};
-use crate::units::{Bytes, Span};
-use crate::unleased::EnforcementTimes;
+use crate::model::ids::GpuId;
+use crate::model::settings::{Parking, Policy};
+use crate::model::units::{Bytes, Span};
+use crate::model::unleased::EnforcementTimes;
 use expect_test::{Expect, expect};
 
 /// A house that could park anybody, where strangers have ten seconds for everything.

@@ -2,10 +2,10 @@
 
 use super::preempt::{check, house};
 use super::{check_with, told};
-use crate::ids::LeaseId;
+use crate::model::ids::LeaseId;
+use crate::model::settings::{AsideAllow, AsideRule, Parking, Policy};
+use crate::model::units::{Bytes, Span};
 use crate::policy::estimates;
-use crate::settings::{AsideAllow, AsideRule, Parking, Policy};
-use crate::units::{Bytes, Span};
 use expect_test::expect;
 
 #[test]

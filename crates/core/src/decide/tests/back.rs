@@ -2,8 +2,8 @@
 
 use super::check_with;
 use super::park::{BEGIN, check, house};
-use crate::settings::{Caps, Policy};
-use crate::units::Bytes;
+use crate::model::settings::{Caps, Policy};
+use crate::model::units::Bytes;
 use expect_test::expect;
 
 #[test]

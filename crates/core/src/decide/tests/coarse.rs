@@ -2,7 +2,7 @@
 
 use super::check_with;
 use super::park::house;
-use crate::settings::{Parking, Policy};
+use crate::model::settings::{Parking, Policy};
 use expect_test::{Expect, expect};
 
 /// A story that begins with ann's 16 GiB on a card of 24, of which her program has 14, by its own word.

@@ -2,8 +2,8 @@
 
 use super::check_with;
 use super::park::{BEGIN, house};
-use crate::settings::{Parking, Policy};
-use crate::units::Span;
+use crate::model::settings::{Parking, Policy};
+use crate::model::units::Span;
 use expect_test::{Expect, expect};
 
 /// A story in which ann is parked by hand at 20 s, and nobody waits.

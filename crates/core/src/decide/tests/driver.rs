@@ -2,9 +2,9 @@
 
 use super::preempt::{check, house};
 use super::{check_with, process, told};
-use crate::ids::{GpuId, LeaseId};
-use crate::movers::RestoreObstacle;
-use crate::rows::{Lease, Phase};
+use crate::model::ids::{GpuId, LeaseId};
+use crate::model::movers::RestoreObstacle;
+use crate::model::rows::{Lease, Phase};
 use expect_test::expect;
 
 #[test]

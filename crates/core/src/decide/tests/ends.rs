@@ -3,9 +3,9 @@
 
 use super::preempt::{check, house};
 use super::{check_with, told};
-use crate::cost::{Costs, Direction};
-use crate::method::Method;
-use crate::units::Bytes;
+use crate::model::cost::{Costs, Direction};
+use crate::model::method::Method;
+use crate::model::units::Bytes;
 use expect_test::expect;
 
 #[test]

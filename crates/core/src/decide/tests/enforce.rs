@@ -1,9 +1,9 @@
 //! Strangers: found, adopted, warned, ended; and all who are left alone.
 
 use super::{check, check_with, told};
-use crate::settings::Policy;
-use crate::units::Span;
-use crate::unleased::{EnforcementTimes, UnleasedId};
+use crate::model::settings::Policy;
+use crate::model::units::Span;
+use crate::model::unleased::{EnforcementTimes, UnleasedId};
 use expect_test::expect;
 
 /// A house where strangers have ten seconds for everything.

@@ -2,15 +2,15 @@
 
 use super::preempt::house;
 use super::told;
+use crate::model::settings::{Parking, Policy};
+use crate::model::units::Bytes;
 use crate::policy::expected_starts::{ExpectedStart, expected};
-use crate::settings::{Parking, Policy};
-use crate::units::Bytes;
 
 /// Seconds from the end of a story until a lease is expected to start.
 fn starts_in(story: &str, policy: Policy, lease: &str) -> Option<(u64, u64)> {
     let teller = told(story, policy);
     let ExpectedStart { p50, p90 } = *expected(&teller.state, teller.now).get(&lease.parse().unwrap())?;
-    let seconds = |at: crate::units::Time| at.since(teller.now).0 / 1_000_000;
+    let seconds = |at: crate::model::units::Time| at.since(teller.now).0 / 1_000_000;
     Some((seconds(p50), seconds(p90)))
 }
 

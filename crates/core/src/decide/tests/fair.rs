@@ -1,8 +1,8 @@
 //! Stories of fairness: debts, turns, claims that are not moved, offers, quotas.
 
 use super::{check, check_with};
-use crate::settings::{Caps, Policy};
-use crate::units::{Bytes, Span};
+use crate::model::settings::{Caps, Policy};
+use crate::model::units::{Bytes, Span};
 use expect_test::expect;
 
 #[test]

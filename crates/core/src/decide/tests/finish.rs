@@ -2,9 +2,9 @@
 
 use super::preempt::house;
 use super::told;
+use crate::model::settings::Policy;
+use crate::model::units::Span;
 use crate::policy::explain::{Bound, bound};
-use crate::settings::Policy;
-use crate::units::Span;
 
 /// Slices of ten seconds.
 fn slices(finish: bool) -> Policy {

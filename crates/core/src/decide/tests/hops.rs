@@ -3,9 +3,9 @@
 use super::enforce::brisk;
 use super::moving::roomy;
 use super::{check_with, process, told};
-use crate::reading::Resident;
-use crate::units::{Bytes, Span, Time};
-use crate::unleased::{PendingSignal, UnleasedId};
+use crate::model::reading::Resident;
+use crate::model::units::{Bytes, Span, Time};
+use crate::model::unleased::{PendingSignal, UnleasedId};
 use expect_test::expect;
 
 #[test]

@@ -1,9 +1,10 @@
 //! Stories of people who want more than their part, and of what they must not get.
 
 use super::*;
+use crate::model::facts::DaemonEvent;
+use crate::model::rows::Phase;
+use crate::model::settings::Caps;
 use crate::policy::explain::{Bound, NoBound, bound};
-use crate::rows::Phase;
-use crate::settings::Caps;
 use crate::state::ledger::TenantLoad;
 
 struct House {
@@ -266,7 +267,7 @@ fn whom_a_quota_holds_back_holds_up_nobody() {
     let mut day = Policy::default();
     let less = Caps { vram: Some(Bytes::gib(10)), ..Caps::default() };
     day.caps_of.extend((0..64).map(|n| (format!("u{n}"), less.clone())));
-    house.tell(Event::Configured(Box::new(day)));
+    house.tell(Event::Daemon(DaemonEvent::Configured(Box::new(day))));
     house.run("200s tick");
     assert!(house.started(67), "the others wait for what they may never have");
 }

@@ -29,21 +29,24 @@ mod room;
 mod term;
 mod tokens;
 
-use crate::action::Hint;
-use crate::audit::{Audit, FileKey, Through};
-use crate::event::{AsideRequest, Caller, Event, EventAnswer};
-use crate::ids::{Fence, GpuId, LeaseId, ProcKey};
-use crate::loss::Loss;
-use crate::method::Method;
-use crate::movers::MoverReport;
-use crate::reading::{GpuFacts, GpuReading, GpuUsage, Reading, Resident, Unreadable};
-use crate::request::{Exclusivity, GpuSelector, LeaseRequest, Notice, Preempt, Term, Tier, Vram};
-use crate::restrictions::Restriction;
-use crate::rows::Rows;
-use crate::settings::Policy;
-use crate::token::{TokenCaps, TokenHash, TokenRequest};
-use crate::units::{Bytes, Span, Time};
-use crate::unleased::{Mode, RuleAction, RuleId, SignalOutcome, UnleasedId, UnleasedStep};
+use crate::model::audit::{Audit, FileKey, Through};
+use crate::model::event::{AsideRequest, Caller, Event, EventAnswer};
+use crate::model::facts::{
+    DaemonAction, DaemonEvent, GpuAction, GpuEvent, Hint, LeaseAction, LeaseEvent, TenantAction, TokenAction,
+    TokenEvent, UnleasedAction, UnleasedEvent,
+};
+use crate::model::ids::{Fence, GpuId, LeaseId, ProcKey};
+use crate::model::loss::Loss;
+use crate::model::method::Method;
+use crate::model::movers::MoverReport;
+use crate::model::reading::{GpuFacts, GpuReading, GpuUsage, Reading, Resident, Unreadable};
+use crate::model::request::{Exclusivity, GpuSelector, LeaseRequest, Notice, Preempt, Term, Tier, Vram};
+use crate::model::restrictions::Restriction;
+use crate::model::rows::Rows;
+use crate::model::settings::Policy;
+use crate::model::token::{TokenCaps, TokenHash, TokenRequest};
+use crate::model::units::{Bytes, Span, Time};
+use crate::model::unleased::{Mode, RuleAction, RuleId, SignalOutcome, UnleasedId, UnleasedStep};
 use crate::{State, action::Action, decide};
 use expect_test::Expect;
 use std::collections::BTreeMap;
@@ -75,9 +78,14 @@ fn told(story: &str, policy: Policy) -> Teller {
                 let cards = teller.state.rows().gpus.iter().map(|card| card.facts.clone()).collect();
                 teller.step(
                     at,
-                    Event::Started { boot: String::new(), clock_offset_us: 0, epoch_floor: Fence(1), lease_floor: 1 },
+                    Event::Daemon(DaemonEvent::Started {
+                        boot: String::new(),
+                        clock_offset_us: 0,
+                        fence_floor: Fence(1),
+                        lease_floor: 1,
+                    }),
                 );
-                teller.step(at, Event::Listed(cards));
+                teller.step(at, Event::Gpu(GpuEvent::Listed(cards)));
             }
             event => teller.line(at, event),
         }
@@ -119,7 +127,7 @@ fn members(lease: LeaseId, names: &[&str]) -> Event {
         Some((named(name), restriction))
     };
     let restricted = names.iter().filter_map(restriction).collect();
-    Event::Members { lease, processes: names.iter().map(named).collect(), restricted }
+    Event::Lease(LeaseEvent::MembersRead { lease, processes: names.iter().map(named).collect(), restricted })
 }
 
 impl Teller {
@@ -134,7 +142,7 @@ impl Teller {
             self.state = State::new(self.state.rows().clone(), self.state.policy().clone());
         }
         let event = self.event(now, &words);
-        if let Event::Observed { card, observation } = &event {
+        if let Event::Gpu(GpuEvent::ReadingTaken { gpu: card, reading: observation }) = &event {
             self.looks.insert(card.clone(), observation.reading.clone());
         }
         self.step(now, event);
@@ -143,9 +151,12 @@ impl Teller {
     fn pass(&mut self) {
         let now = self.now;
         for (card, reading) in self.looks.clone() {
-            self.step(now, Event::Observed { card, observation: GpuReading { begun: now, reading } });
+            self.step(
+                now,
+                Event::Gpu(GpuEvent::ReadingTaken { gpu: card, reading: GpuReading { begun: now, reading } }),
+            );
         }
-        self.step(now, Event::Ticked);
+        self.step(now, Event::Daemon(DaemonEvent::Ticked));
     }
 
     fn step(&mut self, now: Time, event: Event) {
@@ -168,7 +179,7 @@ impl Teller {
         };
         match words {
             // `24G@1` is nearest to memory node 1, and `24G@1#7` on board 7.
-            ["cards", sizes @ ..] => Event::Listed(
+            ["cards", sizes @ ..] => Event::Gpu(GpuEvent::Listed(
                 sizes
                     .iter()
                     .zip(0..)
@@ -181,7 +192,7 @@ impl Teller {
                         GpuFacts { board, node, ..facts(number, bytes(size)) }
                     })
                     .collect(),
-            ),
+            )),
             ["card", index, "unreadable"] => self.look(now, index, Reading::Unreadable(Unreadable::NoAnswer)),
             ["card", index, "lost"] => self.look(now, index, Reading::Unreadable(Unreadable::Lost)),
             ["card", index, rest @ ..] => self.look(now, index, self.used(index, rest)),
@@ -192,36 +203,51 @@ impl Teller {
                 let row = self.state.lease(lease(id)).expect("a lease to bind");
                 let owner = self.state.tenant_name(row.tenant);
                 let epoch = row.hold().expect("a held lease").fence;
-                Event::Bound { by: by(owner), lease: row.id, epoch, process: process(name) }
+                Event::Lease(LeaseEvent::BindRequested {
+                    by: by(owner),
+                    lease: row.id,
+                    fence: epoch,
+                    process: process(name),
+                })
             }
             ["alive", id] => members(lease(id), &[*id]),
             // `alive L1 a b=uid0 c=stopped`: b runs as root, c is stopped.
             ["alive", id, more @ ..] => members(lease(id), more),
-            ["worked", id] => Event::Worked { lease: lease(id) },
-            ["gone", id] => Event::Gone { lease: lease(id) },
-            ["release", id, who] => Event::Released { by: by(who), lease: lease(id), epoch: None },
+            ["worked", id] => Event::Lease(LeaseEvent::UseSeen { lease: lease(id) }),
+            ["gone", id] => Event::Lease(LeaseEvent::HolderExited { lease: lease(id) }),
+            ["release", id, who] => {
+                Event::Lease(LeaseEvent::ReleaseRequested { by: by(who), lease: lease(id), fence: None })
+            }
             ["accept", id, who, vram, gpus] => {
                 let gpus = gpus.parse().expect("a number");
-                Event::Accepted { by: by(who), lease: lease(id), vram: bytes(vram), gpus }
+                Event::Lease(LeaseEvent::OfferAccepted { by: by(who), lease: lease(id), vram: bytes(vram), gpus })
             }
-            ["day", number] => Event::Day { number: number.parse().expect("a number") },
+            ["day", number] => Event::Daemon(DaemonEvent::DayRead { number: number.parse().expect("a number") }),
             ["renew", id, who] => {
                 let epoch = self.state.lease(lease(id)).and_then(|row| row.hold()).map_or(Fence(0), |hold| hold.fence);
-                Event::Renewed { by: by(who), lease: lease(id), epoch }
+                Event::Lease(LeaseEvent::RenewalRequested { by: by(who), lease: lease(id), fence: epoch })
             }
-            ["renew", id, who, epoch] => {
-                Event::Renewed { by: by(who), lease: lease(id), epoch: Fence(epoch.parse().expect("an epoch")) }
+            ["renew", id, who, epoch] => Event::Lease(LeaseEvent::RenewalRequested {
+                by: by(who),
+                lease: lease(id),
+                fence: Fence(epoch.parse().expect("an epoch")),
+            }),
+            ["token", who, rest @ ..] => {
+                Event::Token(TokenEvent::IssueRequested { by: by(who), request: Box::new(token(rest)), wall_us: now.0 })
             }
-            ["token", who, rest @ ..] => Event::TokenAsked { by: by(who), ask: Box::new(token(rest)), wall_us: now.0 },
-            ["revoke", id, who] => {
-                Event::TokenRevoked { by: by(who), token: id.parse().expect("a token"), wall_us: now.0 }
+            ["revoke", id, who] => Event::Token(TokenEvent::RevokeRequested {
+                by: by(who),
+                token: id.parse().expect("a token"),
+                wall_us: now.0,
+            }),
+            ["park", id, who] => Event::Lease(LeaseEvent::ParkRequested { by: by(who), lease: lease(id) }),
+            ["resume", id, who] => Event::Lease(LeaseEvent::ResumeRequested { by: by(who), lease: lease(id) }),
+            ["typed", id] => Event::Lease(LeaseEvent::Hinted { lease: lease(id), hint: Hint::Terminal }),
+            ["ram", "unknown"] => Event::Daemon(DaemonEvent::HostMemoryRead { available: None }),
+            ["ram", size] => Event::Daemon(DaemonEvent::HostMemoryRead { available: Some(bytes(size)) }),
+            ["runs", id, program] => {
+                Event::Lease(LeaseEvent::ProgramRead { lease: lease(id), program: program.to_string() })
             }
-            ["park", id, who] => Event::ParkAsked { by: by(who), lease: lease(id) },
-            ["resume", id, who] => Event::ResumeAsked { by: by(who), lease: lease(id) },
-            ["typed", id] => Event::Hinted { lease: lease(id), hint: Hint::Terminal },
-            ["ram", "unknown"] => Event::Ram { available: None },
-            ["ram", size] => Event::Ram { available: Some(bytes(size)) },
-            ["runs", id, program] => Event::Runs { lease: lease(id), program: program.to_string() },
             ["hook", id, who, said @ ..] => {
                 let said = match said {
                     ["yielded"] => MoverReport::Parked(Bytes::ZERO),
@@ -231,7 +257,7 @@ impl Teller {
                     other => panic!("no such word: {other:?}"),
                 };
                 let epoch = self.state.lease(lease(id)).and_then(|row| row.hold()).map_or(Fence(0), |hold| hold.fence);
-                Event::Hooked { by: by(who), lease: lease(id), epoch, said }
+                Event::Lease(LeaseEvent::HookReported { by: by(who), lease: lease(id), fence: epoch, report: said })
             }
             [rung @ ("shim" | "driver"), id, said @ ..] => {
                 let rung = if *rung == "shim" { Method::Shim } else { Method::Driver };
@@ -255,13 +281,15 @@ impl Teller {
                 };
                 // `L1/x` is another program of L1's.
                 let lease = lease(id.split('/').next().expect("a lease"));
-                Event::Said { lease, rung, process: process(id), said }
+                Event::Lease(LeaseEvent::MoverReported { lease, method: rung, process: process(id), report: said })
             }
             ["audit", name, rest @ ..] => audited(name, rest),
-            ["sent", id, signal] => Event::Signalled { lease: lease(id), signal: signal.parse().expect("a signal") },
-            ["left", name] => Event::Left { process: process(name) },
-            ["tested"] => Event::SelfTested { can: Ok(()) },
-            ["tested", why @ ..] => Event::SelfTested { can: Err(why.join(" ")) },
+            ["sent", id, signal] => {
+                Event::Lease(LeaseEvent::SignalSent { lease: lease(id), signal: signal.parse().expect("a signal") })
+            }
+            ["left", name] => Event::Unleased(UnleasedEvent::Exited { process: process(name) }),
+            ["tested"] => Event::Unleased(UnleasedEvent::SelfTested { result: Ok(()) }),
+            ["tested", why @ ..] => Event::Unleased(UnleasedEvent::SelfTested { result: Err(why.join(" ")) }),
             ["struck", id, signal, name, refused @ ..] => {
                 let stranger = UnleasedId(id.trim_start_matches('X').parse().expect("a stranger"));
                 let refused = (!refused.is_empty()).then(|| refused.join(" "));
@@ -273,32 +301,45 @@ impl Teller {
                     Some(UnleasedStep::Signalled { since, .. }) => since,
                     _ => Time::ZERO,
                 };
-                Event::Struck { stranger, signal, of, outcome }
+                Event::Unleased(UnleasedEvent::SignalSent { id: stranger, signal, decided_at: of, outcome })
             }
             ["adopt", name, who, rest @ ..] => {
                 let vram = rest.first().map(|size| bytes(size));
-                Event::AdoptAsked { by: by(who), process: process(name), vram, tier: Tier::Batch }
+                Event::Unleased(UnleasedEvent::AdoptRequested {
+                    by: by(who),
+                    process: process(name),
+                    vram,
+                    tier: Tier::Batch,
+                })
             }
             ["mode", index, mode, who] => {
                 let mode = Mode::ALL.into_iter().find(|known| known.name() == *mode).expect("a mode");
-                Event::ModeAsked { by: by(who), card: uuid(index), mode }
+                Event::Gpu(GpuEvent::ModeRequested { by: by(who), gpu: uuid(index), mode })
             }
-            ["allow", rule, who] => {
-                Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat: RuleAction::Allow }
-            }
-            ["deny", rule, who] => {
-                Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat: RuleAction::Deny }
-            }
+            ["allow", rule, who] => Event::Unleased(UnleasedEvent::RuleRequested {
+                by: by(who),
+                subject: rule.parse().expect("a rule"),
+                action: RuleAction::Allow,
+            }),
+            ["deny", rule, who] => Event::Unleased(UnleasedEvent::RuleRequested {
+                by: by(who),
+                subject: rule.parse().expect("a rule"),
+                action: RuleAction::Deny,
+            }),
             ["attach", rule, vram, who] => {
                 let treat = RuleAction::Adopt { vram: Some(bytes(vram)), tier: Tier::Interactive };
-                Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat }
+                Event::Unleased(UnleasedEvent::RuleRequested {
+                    by: by(who),
+                    subject: rule.parse().expect("a rule"),
+                    action: treat,
+                })
             }
             ["unrule", rule, who] => {
                 let rule = RuleId(rule.trim_start_matches('R').parse().expect("a rule"));
-                Event::RuleDropped { by: by(who), rule }
+                Event::Unleased(UnleasedEvent::RuleRemovalRequested { by: by(who), rule })
             }
-            ["drain", index, who] => Event::Drained { by: by(who), card: uuid(index) },
-            ["clear", index, who] => Event::Cleared { by: by(who), card: uuid(index) },
+            ["drain", index, who] => Event::Gpu(GpuEvent::DrainRequested { by: by(who), gpu: uuid(index) }),
+            ["clear", index, who] => Event::Gpu(GpuEvent::ClearRequested { by: by(who), gpu: uuid(index) }),
             // `aside 0 ann seat for=60s key=game renew`; `end-aside 0 ann key=game`.
             ["aside", index, who, rest @ ..] => {
                 let value = |name: &str| rest.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
@@ -309,39 +350,47 @@ impl Teller {
                     renews: rest.contains(&"renew"),
                     at_seat: rest.contains(&"seat"),
                 };
-                Event::AsideAsked { by: by(who), card: uuid(index), ask }
+                Event::Gpu(GpuEvent::AsideRequested { by: by(who), gpu: uuid(index), request: ask })
             }
             ["end-aside", index, who, rest @ ..] => {
                 let key = rest.iter().find_map(|word| word.strip_prefix("key=")).map(str::to_owned);
-                Event::AsideEndAsked { by: by(who), card: uuid(index), key }
+                Event::Gpu(GpuEvent::AsideEndRequested { by: by(who), gpu: uuid(index), key })
             }
-            ["start", boot] => {
-                Event::Started { boot: boot.to_string(), clock_offset_us: 0, epoch_floor: Fence(1), lease_floor: 1 }
-            }
+            ["start", boot] => Event::Daemon(DaemonEvent::Started {
+                boot: boot.to_string(),
+                clock_offset_us: 0,
+                fence_floor: Fence(1),
+                lease_floor: 1,
+            }),
             ["restart", "at", lease] => {
                 let lease_floor = lease.trim_start_matches('L').parse().expect("a lease");
                 let boot = self.state.rows().meta.boot.clone();
-                Event::Started { boot, clock_offset_us: 0, epoch_floor: Fence(1), lease_floor }
+                Event::Daemon(DaemonEvent::Started { boot, clock_offset_us: 0, fence_floor: Fence(1), lease_floor })
             }
             ["restart"] => {
                 let boot = self.state.rows().meta.boot.clone();
-                Event::Started { boot, clock_offset_us: 0, epoch_floor: Fence(1), lease_floor: 1 }
+                Event::Daemon(DaemonEvent::Started { boot, clock_offset_us: 0, fence_floor: Fence(1), lease_floor: 1 })
             }
-            ["awoke"] => Event::Awoke,
-            ["disk", "full"] => Event::DiskFilled,
-            ["disk", "freed"] => Event::DiskFreed,
+            ["awoke"] => Event::Daemon(DaemonEvent::Awoke),
+            ["disk", "full"] => Event::Daemon(DaemonEvent::DiskFilled),
+            ["disk", "freed"] => Event::Daemon(DaemonEvent::DiskFreed),
             ["lost", lines] => {
                 let lines = lines.parse().expect("a number");
-                Event::LossFound(Loss::Missing { lines, after: 1, since_wall_us: None, until_wall_us: 0 })
+                Event::Daemon(DaemonEvent::LossFound(Loss::Missing {
+                    lines,
+                    after: 1,
+                    since_wall_us: None,
+                    until_wall_us: 0,
+                }))
             }
-            ["accept-loss", who] => Event::LossAccepted { by: by(who) },
-            ["tick"] => Event::Ticked,
+            ["accept-loss", who] => Event::Daemon(DaemonEvent::LossAccepted { by: by(who) }),
+            ["tick"] => Event::Daemon(DaemonEvent::Ticked),
             other => panic!("no such event: {other:?}"),
         }
     }
 
     fn look(&self, now: Time, index: &str, reading: Reading) -> Event {
-        Event::Observed { card: uuid(index), observation: GpuReading { begun: now, reading } }
+        Event::Gpu(GpuEvent::ReadingTaken { gpu: uuid(index), reading: GpuReading { begun: now, reading } })
     }
 
     fn used(&self, index: &str, rest: &[&str]) -> Reading {
@@ -368,101 +417,127 @@ impl Teller {
     fn say(&mut self, now: Time, action: &Action) {
         let out = &mut self.out;
         match action {
-            Action::Queue { lease, .. } => writeln!(out, "{now} queue {lease}"),
-            Action::Grant { lease, cards, vram, epoch, until, before, .. } => {
-                let cards: Vec<String> = cards.iter().map(GpuId::to_string).collect();
-                let before = before.map_or(String::new(), |before| format!(", over by {before}"));
-                writeln!(out, "{now} grant {lease} {vram} on {} epoch {epoch} until {until}{before}", cards.join("+"))
+            Action::Lease(LeaseAction::Queue { lease, .. }) => writeln!(out, "{now} queue {lease}"),
+            Action::Lease(LeaseAction::Grant { lease, gpus, vram, fence, until, not_beyond, .. }) => {
+                let names: Vec<String> = gpus.iter().map(GpuId::to_string).collect();
+                let not_beyond = not_beyond.map_or(String::new(), |not_beyond| format!(", over by {not_beyond}"));
+                writeln!(
+                    out,
+                    "{now} grant {lease} {vram} on {} epoch {fence} until {until}{not_beyond}",
+                    names.join("+")
+                )
             }
-            Action::Renew { lease, until, idle, .. } => {
+            Action::Lease(LeaseAction::Renew { lease, until, idle, .. }) => {
                 writeln!(out, "{now} renew {lease} until {until}{}", if *idle { " (idle)" } else { "" })
             }
-            Action::Bind { lease, .. } => writeln!(out, "{now} bind {lease}"),
-            Action::Park { lease, booked, again, rung, room_for, aside, .. } => {
-                let again = if again.is_some() { ", and asks again" } else { "" };
-                let by = if *rung == Method::Shim { String::new() } else { format!(" by {rung}") };
+            Action::Lease(LeaseAction::Bind { lease, .. }) => writeln!(out, "{now} bind {lease}"),
+            Action::Lease(LeaseAction::Park { lease, booked, requests_again_at, method, room_for, aside, .. }) => {
+                let again = if requests_again_at.is_some() { ", and asks again" } else { "" };
+                let by = if *method == Method::Shim { String::new() } else { format!(" by {method}") };
                 let room_for = room_for.map_or(String::new(), |waiter| format!(" for {waiter}"));
                 let aside = aside.map_or(String::new(), |card| format!(", GPU {card} steps aside"));
                 writeln!(out, "{now} park {lease}{by}{room_for} ({booked} booked{again}{aside})")
             }
-            Action::Over { lease, seen, .. } => writeln!(out, "{now} over {lease}: {seen}"),
-            Action::Within { lease } => writeln!(out, "{now} within {lease}"),
-            Action::Grow { lease, vram, .. } => writeln!(out, "{now} grow {lease} to {vram}"),
-            Action::Notice { lease, until, room_for, .. } => {
+            Action::Lease(LeaseAction::FlagOveruse { lease, seen_bytes, .. }) => {
+                writeln!(out, "{now} over {lease}: {seen_bytes}")
+            }
+            Action::Lease(LeaseAction::ClearOveruse { lease }) => writeln!(out, "{now} within {lease}"),
+            Action::Lease(LeaseAction::Enlarge { lease, vram, .. }) => writeln!(out, "{now} grow {lease} to {vram}"),
+            Action::Lease(LeaseAction::GiveNotice { lease, until, room_for, .. }) => {
                 writeln!(out, "{now} notice {lease} until {until} for {room_for}")
             }
-            Action::Spare { lease } => writeln!(out, "{now} spare {lease}"),
-            Action::Signal { lease, signal, processes, left_out, .. } => {
+            Action::Lease(LeaseAction::CancelNotice { lease }) => writeln!(out, "{now} spare {lease}"),
+            Action::Lease(LeaseAction::Signal { lease, signal, processes, left_out, .. }) => {
                 let left_out = match left_out.len() {
                     0 => String::new(),
                     count => format!(", not to {count} of other users"),
                 };
                 writeln!(out, "{now} signal {signal} to {} of {lease}{left_out}", processes.len())
             }
-            Action::Unpark { lease, why, .. } => writeln!(out, "{now} unpark {lease} ({why:?})"),
-            Action::Parked { lease, .. } => writeln!(out, "{now} parked {lease}"),
-            Action::Want { lease, at, vram, at_least, .. } => {
+            Action::Lease(LeaseAction::Unpark { lease, why, .. }) => writeln!(out, "{now} unpark {lease} ({why:?})"),
+            Action::Lease(LeaseAction::FinishPark { lease, .. }) => writeln!(out, "{now} parked {lease}"),
+            Action::Lease(LeaseAction::QueueParked { lease, at, vram, at_least, .. }) => {
                 let least = at_least.map_or(String::new(), |least| format!(", or {least}"));
                 writeln!(out, "{now} {lease} wants {vram}{least} as of {at}")
             }
-            Action::Resume { lease, vram, until, before, .. } => {
-                let before = before.map_or(String::new(), |before| format!(", over by {before}"));
-                writeln!(out, "{now} resume {lease} {vram} until {until}{before}")
+            Action::Lease(LeaseAction::Resume { lease, vram, until, not_beyond, .. }) => {
+                let not_beyond = not_beyond.map_or(String::new(), |not_beyond| format!(", over by {not_beyond}"));
+                writeln!(out, "{now} resume {lease} {vram} until {until}{not_beyond}")
             }
-            Action::Retreat { lease, .. } => writeln!(out, "{now} retreat {lease}"),
-            Action::Deepen { lease, processes, booked, .. } => {
+            Action::Lease(LeaseAction::ParkAgain { lease, .. }) => writeln!(out, "{now} retreat {lease}"),
+            Action::Lease(LeaseAction::RemoveContexts { lease, processes, booked, .. }) => {
                 let booked = booked.map_or(String::new(), |booked| format!(" ({booked} booked)"));
                 writeln!(out, "{now} deepen {lease}, {} processes{booked}", processes.len())
             }
-            Action::Died { lease, why, .. } => writeln!(out, "{now} died {lease}: {why}"),
-            Action::Shallow { lease, why, .. } => writeln!(out, "{now} shallow {lease}: {why}"),
-            Action::Resumed { lease, .. } => writeln!(out, "{now} resumed {lease}"),
-            Action::AcceptLoss { loss } => writeln!(out, "{now} accept {loss:?}"),
-            Action::End { lease, reason, .. } => writeln!(out, "{now} end {lease} ({reason:?})"),
-            Action::Retire { lease, .. } => writeln!(out, "{now} retire {lease}"),
-            Action::SetAside { card, aside } => {
+            Action::Lease(LeaseAction::RecordDeath { lease, why, .. }) => writeln!(out, "{now} died {lease}: {why}"),
+            Action::Lease(LeaseAction::KeepContexts { lease, why, .. }) => {
+                writeln!(out, "{now} shallow {lease}: {why}")
+            }
+            Action::Lease(LeaseAction::FinishResume { lease, .. }) => writeln!(out, "{now} resumed {lease}"),
+            Action::Daemon(DaemonAction::AcceptLoss { loss }) => writeln!(out, "{now} accept {loss:?}"),
+            Action::Lease(LeaseAction::End { lease, reason, .. }) => writeln!(out, "{now} end {lease} ({reason:?})"),
+            Action::Lease(LeaseAction::Retire { lease, .. }) => writeln!(out, "{now} retire {lease}"),
+            Action::Gpu(GpuAction::SetAside { gpu, aside }) => {
                 let key = if aside.key.is_empty() { String::new() } else { format!(" ({})", aside.key) };
-                writeln!(out, "{now} GPU {card} steps aside for {}{key} until {}", aside.by, aside.until)
+                writeln!(out, "{now} GPU {gpu} steps aside for {}{key} until {}", aside.by, aside.until)
             }
-            Action::EndAside { card, by, key, how, .. } => {
+            Action::Gpu(GpuAction::EndAside { gpu, by, key, how, .. }) => {
                 let key = if key.is_empty() { String::new() } else { format!(" ({key})") };
-                writeln!(out, "{now} GPU {card} no longer steps aside for {by}{key} ({how:?})")
+                writeln!(out, "{now} GPU {gpu} no longer steps aside for {by}{key} ({how:?})")
             }
-            Action::Serve { card, service } => writeln!(out, "{now} card {card} {service:?}"),
-            Action::Grace { until, .. } => writeln!(out, "{now} grace until {until}"),
-            Action::Day { number } => writeln!(out, "{now} day {number}"),
-            Action::IssueToken { token } => writeln!(out, "{now} issue {} to {}", token.id, token.tenant),
-            Action::RevokeToken { token, .. } => writeln!(out, "{now} revoke {token}"),
-            Action::Find { stranger } => {
+            Action::Gpu(GpuAction::SetService { gpu, service }) => writeln!(out, "{now} card {gpu} {service:?}"),
+            Action::Daemon(DaemonAction::GrantGrace { until, .. }) => writeln!(out, "{now} grace until {until}"),
+            Action::Daemon(DaemonAction::BeginDay { number }) => writeln!(out, "{now} day {number}"),
+            Action::Token(TokenAction::Issue { token }) => {
+                writeln!(out, "{now} issue {} to {}", token.id, token.tenant)
+            }
+            Action::Token(TokenAction::Revoke { token, .. }) => writeln!(out, "{now} revoke {token}"),
+            Action::Unleased(UnleasedAction::Add { process: stranger }) => {
                 let again = stranger.successor_of.map_or_else(String::new, |former| format!(", {former} again"));
                 let of = stranger.lease.map_or_else(String::new, |lease| format!(", a process of {lease}"));
                 writeln!(out, "{now} find {} of uid {}{of}{again}", stranger.id, stranger.audit.uid)
             }
-            Action::Reaudit { stranger, audit, .. } => {
-                writeln!(out, "{now} {stranger} is {}", audit.exe.as_deref().unwrap_or("?"))
+            Action::Unleased(UnleasedAction::SetAudit { id, audit, .. }) => {
+                writeln!(out, "{now} {id} is {}", audit.exe.as_deref().unwrap_or("?"))
             }
-            Action::Warn { stranger, until, .. } => writeln!(out, "{now} warn {stranger} until {until}"),
-            Action::Strike { stranger, signal, processes, at, .. } => {
+            Action::Unleased(UnleasedAction::Warn { id, until, .. }) => {
+                writeln!(out, "{now} warn {id} until {until}")
+            }
+            Action::Unleased(UnleasedAction::Signal { id, signal, processes, at, .. }) => {
                 let at = if *at == now { String::new() } else { format!(" as of {at}") };
-                writeln!(out, "{now} strike {stranger} with {signal}, {} processes{at}", processes.len())
+                writeln!(out, "{now} strike {id} with {signal}, {} processes{at}", processes.len())
             }
-            Action::Struck { stranger, signal, outcome, .. } => {
+            Action::Unleased(UnleasedAction::RecordSignal { id, signal, outcome, .. }) => {
                 let refused = outcome.iter().find_map(|struck| struck.refused.clone());
                 let refused = refused.map_or(String::new(), |why| format!(", refused: {why}"));
-                writeln!(out, "{now} struck {stranger} with {signal}{refused}")
+                writeln!(out, "{now} struck {id} with {signal}{refused}")
             }
-            Action::Take { stranger, lease, .. } => writeln!(out, "{now} take {stranger} off by {lease}"),
-            Action::NotMoved { stranger, why, .. } => writeln!(out, "{now} {stranger} stays: {why}"),
-            Action::Relent { stranger, until: None, .. } => writeln!(out, "{now} relent {stranger}"),
-            Action::Relent { stranger, until: Some(until), .. } => {
-                writeln!(out, "{now} {stranger} is looked into again, warned until {until}")
+            Action::Unleased(UnleasedAction::Park { id, lease, .. }) => {
+                writeln!(out, "{now} take {id} off by {lease}")
             }
-            Action::Survived { stranger, .. } => writeln!(out, "{now} {stranger} survived"),
-            Action::Close { stranger, how, .. } => writeln!(out, "{now} close {stranger} ({how:?})"),
-            Action::SetMode { card, mode } => writeln!(out, "{now} card {card} mode {mode}"),
-            Action::SetRule { rule } => writeln!(out, "{now} rule {}: {:?} {}", rule.id, rule.action, rule.subject),
-            Action::DropRule { rule } => writeln!(out, "{now} drop rule {rule}"),
-            Action::Start { .. } | Action::Enrol { .. } | Action::Regroup { .. } | Action::List { .. } => Ok(()),
+            Action::Unleased(UnleasedAction::RecordParkFailure { id, why, .. }) => {
+                writeln!(out, "{now} {id} stays: {why}")
+            }
+            Action::Unleased(UnleasedAction::Spare { id, until: None, .. }) => {
+                writeln!(out, "{now} relent {id}")
+            }
+            Action::Unleased(UnleasedAction::Spare { id, until: Some(until), .. }) => {
+                writeln!(out, "{now} {id} is looked into again, warned until {until}")
+            }
+            Action::Unleased(UnleasedAction::RecordSurvival { id, .. }) => {
+                writeln!(out, "{now} {id} survived")
+            }
+            Action::Unleased(UnleasedAction::Close { id, how, .. }) => {
+                writeln!(out, "{now} close {id} ({how:?})")
+            }
+            Action::Gpu(GpuAction::SetMode { gpu, mode }) => writeln!(out, "{now} card {gpu} mode {mode}"),
+            Action::Unleased(UnleasedAction::SetRule { rule }) => {
+                writeln!(out, "{now} rule {}: {:?} {}", rule.id, rule.action, rule.subject)
+            }
+            Action::Unleased(UnleasedAction::RemoveRule { rule }) => writeln!(out, "{now} drop rule {rule}"),
+            Action::Daemon(DaemonAction::Start { .. })
+            | Action::Tenant(TenantAction::Add { .. } | TenantAction::SetGroups { .. })
+            | Action::Gpu(GpuAction::SetFacts { .. }) => Ok(()),
         }
         .unwrap();
     }
@@ -521,7 +596,7 @@ fn audited(name: &str, words: &[&str]) -> Event {
             other => panic!("no such word: {other:?}"),
         }
     }
-    Event::Audited { audit: Box::new(audit), tree }
+    Event::Unleased(UnleasedEvent::Audited { audit: Box::new(audit), tree })
 }
 
 fn uuid(index: &str) -> String {
@@ -585,5 +660,5 @@ fn ask(by: Caller, vram: &str, rest: &[&str]) -> Event {
             other => panic!("no such wish: {other:?}"),
         }
     }
-    Event::Asked { by, ask, wait, root: None }
+    Event::Lease(LeaseEvent::Requested { by, request: ask, wait, root: None })
 }

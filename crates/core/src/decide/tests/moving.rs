@@ -1,9 +1,9 @@
 //! Strangers that are parked in place of being ended, and those that cannot be.
 
 use super::check_with;
-use crate::settings::{Parking, Policy};
-use crate::units::{Bytes, Span};
-use crate::unleased::EnforcementTimes;
+use crate::model::settings::{Parking, Policy};
+use crate::model::units::{Bytes, Span};
+use crate::model::unleased::EnforcementTimes;
 use expect_test::expect;
 
 /// A house that parks, where strangers have ten seconds for everything.

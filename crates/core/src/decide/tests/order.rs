@@ -1,8 +1,8 @@
 //! Stories of the queue: who is served, who claims, who is held by its own caps.
 
 use super::{check, check_with};
-use crate::settings::{Caps, Policy};
-use crate::units::Bytes;
+use crate::model::settings::{Caps, Policy};
+use crate::model::units::Bytes;
 use expect_test::expect;
 
 #[test]

@@ -1,9 +1,9 @@
 //! Holders that have more than their leases: told, offered more, made to leave, ended where that is enforced.
 
 use super::*;
+use crate::model::rows::Phase;
+use crate::model::settings::{Caps, Parking};
 use crate::policy::overuse::larger_lease;
-use crate::rows::Phase;
-use crate::settings::{Caps, Parking};
 use expect_test::expect;
 
 /// A house with parking RAM.

@@ -1,8 +1,8 @@
 //! Stories of holders that leave their cards and come back.
 
 use super::check_with;
-use crate::settings::{Parking, Policy};
-use crate::units::{Bytes, Span};
+use crate::model::settings::{Parking, Policy};
+use crate::model::units::{Bytes, Span};
 use expect_test::{Expect, expect};
 
 pub(super) fn house() -> Policy {

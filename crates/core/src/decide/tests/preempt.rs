@@ -1,10 +1,10 @@
 //! Stories of room that is made for who waits.
 
 use super::{check_with, told};
-use crate::ids::LeaseId;
+use crate::model::ids::LeaseId;
+use crate::model::settings::{Caps, Parking, Policy};
+use crate::model::units::Bytes;
 use crate::policy::room_plan::{RoomPlan, room_plan};
-use crate::settings::{Caps, Parking, Policy};
-use crate::units::Bytes;
 use expect_test::{Expect, expect};
 
 pub(super) fn house() -> Policy {

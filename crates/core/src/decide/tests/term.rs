@@ -1,8 +1,8 @@
 //! Stories of time: renewal, expiry, the hold cap, grace, restarts.
 
 use super::{check, check_with};
-use crate::settings::Policy;
-use crate::units::Span;
+use crate::model::settings::Policy;
+use crate::model::units::Span;
 use expect_test::expect;
 
 #[test]

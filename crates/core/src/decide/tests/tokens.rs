@@ -1,7 +1,8 @@
 //! Stories of tokens: who may make one, and what may be had through it.
 
 use super::*;
-use crate::token::{TOKENS_MAX, TOKENS_OF_TENANT, Token};
+use crate::model::facts::{TokenAction, TokenEvent};
+use crate::model::token::{TOKENS_MAX, TOKENS_OF_TENANT, Token};
 use expect_test::expect;
 
 #[test]
@@ -130,7 +131,7 @@ fn tokens(count: usize, of_one: usize, expired: usize) -> State {
         let mut hash = [0; 32];
         hash[..8].copy_from_slice(&(n as u64 + 1).to_le_bytes());
         let token = Token {
-            id: crate::ids::TokenId(n as u32 + 1),
+            id: crate::model::ids::TokenId(n as u32 + 1),
             tenant,
             name: None,
             hash: TokenHash(hash),
@@ -139,7 +140,7 @@ fn tokens(count: usize, of_one: usize, expired: usize) -> State {
             made_wall_us: 0,
             expires_wall_us: (n < expired).then_some(1),
         };
-        rows.apply(&Action::IssueToken { token });
+        rows.apply(&Action::Token(TokenAction::Issue { token })).unwrap();
     }
     State::new(rows, Policy::default())
 }
@@ -147,7 +148,8 @@ fn tokens(count: usize, of_one: usize, expired: usize) -> State {
 fn one_more(mut state: State, who: &str) -> String {
     let ask = Box::new(TokenRequest { hash: TokenHash([255; 32]), ..token(&[]) });
     let by = Caller::user(who);
-    let outcome = decide(&mut state, Time(5), Event::TokenAsked { by, ask, wall_us: 5 });
+    let outcome =
+        decide(&mut state, Time(5), Event::Token(TokenEvent::IssueRequested { by, request: ask, wall_us: 5 }));
     match outcome.answer {
         EventAnswer::Refused(refusal) => refusal.to_string(),
         _ => format!("{} actions, {} tokens", outcome.actions.len(), state.rows().tokens.len()),

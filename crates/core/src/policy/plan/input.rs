@@ -1,7 +1,7 @@
 //! A question with everything that does not matter taken away, laid out for being asked often.
 
 use super::{GpuNeed, Victim};
-use crate::ids::LeaseId;
+use crate::model::ids::LeaseId;
 use std::ops::Range;
 
 /// Sites that all lack something, and the victims on them.

@@ -15,8 +15,8 @@ mod swap;
 #[cfg(test)]
 mod tests;
 
-use crate::ids::{GpuId, LeaseId};
-use crate::units::{Bytes, Span};
+use crate::model::ids::{GpuId, LeaseId};
+use crate::model::units::{Bytes, Span};
 use input::{LeaverSet, PlanInput};
 use search::Search;
 use swap::swapped;

@@ -1,12 +1,15 @@
 //! Events about unleased processes, and the answers to calls about them.
 
 use super::*;
+use sublet_core::action::Action;
+use sublet_core::event::Caller;
+use sublet_core::facts::{LeaseAction, UnleasedEvent};
 
 impl CheckerBooks {
     /// Takes an event about unleased processes before core does.
-    pub fn expect_unleased(&mut self, now: Time, event: &Event) -> EventCause {
+    pub fn expect_unleased(&mut self, now: Time, event: &UnleasedEvent) -> EventCause {
         let watched = match event {
-            Event::Audited { audit, tree } => {
+            UnleasedEvent::Audited { audit, tree } => {
                 // Nothing is recorded about a process where its lease is.
                 let known = self.unleased.id_of(audit.process).and_then(|id| self.unleased.get(id));
                 let is_noted = self.is_audit_recorded(audit.process, known);
@@ -16,13 +19,15 @@ impl CheckerBooks {
                 }
                 WatchedStep::Audited(audit.clone(), tree.clone())
             }
-            Event::Left { process } => WatchedStep::Left(*process),
-            Event::Struck { stranger, signal, of, .. } => WatchedStep::SignalOutcome(*stranger, *signal, *of),
-            Event::SelfTested { can } => {
+            UnleasedEvent::Exited { process } => WatchedStep::Left(*process),
+            UnleasedEvent::SignalSent { id: stranger, signal, decided_at: of, .. } => {
+                WatchedStep::SignalOutcome(*stranger, *signal, *of)
+            }
+            UnleasedEvent::SelfTested { result: can } => {
                 self.unleased.self_test = Some(can.clone());
                 WatchedStep::Tested
             }
-            Event::AdoptAsked { by, process, vram, .. } => {
+            UnleasedEvent::AdoptRequested { by, process, vram, .. } => {
                 let of = |id: &UnleasedId| self.unleased.by_id.get(id);
                 let theirs = |id: &UnleasedId| {
                     of(id).is_some_and(|it| by.operator || by.tenant == format!("uid:{}", it.audit.uid))
@@ -31,22 +36,7 @@ impl CheckerBooks {
                 let can = id.as_ref().and_then(of).is_some_and(|found| self.may_be_adopted(now, found, *vram));
                 WatchedStep::Adopt(id, can)
             }
-            Event::ModeAsked { by, card, mode } => {
-                let cannot = match &self.unleased.self_test {
-                    _ if !matches!(mode, Mode::Adopt | Mode::Enforce) => None,
-                    Some(Ok(())) => None,
-                    Some(Err(why)) => Some(why.clone()),
-                    None => Some("it was not tried yet".to_owned()),
-                };
-                let answer = match (self.gpu_number(card), cannot) {
-                    _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
-                    (None, _) => EventAnswer::Refused(Refusal::NoSuchCard),
-                    (_, Some(why)) => EventAnswer::Refused(Refusal::CannotEnforce(why)),
-                    _ => EventAnswer::Done,
-                };
-                WatchedStep::Mode(self.gpu_number(card).unwrap_or_default(), *mode, answer)
-            }
-            Event::RuleAsked { by, who, treat } => {
+            UnleasedEvent::RuleRequested { by, subject: who, action: treat } => {
                 let same = self.unleased.rules.values().find(|rule| rule.subject == *who).map(|rule| rule.id);
                 let short = matches!(who, RuleSubject::Container(id) if id.len() < 12);
                 WatchedStep::Rule(match () {
@@ -58,14 +48,32 @@ impl CheckerBooks {
                     }
                 })
             }
-            Event::RuleDropped { by, rule } => WatchedStep::RuleDropped(match self.unleased.rules.get(rule) {
-                _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
-                Some(rule) => EventAnswer::Rule(Box::new(rule.clone())),
-                None => EventAnswer::Refused(Refusal::NoSuchRule),
-            }),
-            _ => return EventCause::Other,
+            UnleasedEvent::RuleRemovalRequested { by, rule } => {
+                WatchedStep::RuleDropped(match self.unleased.rules.get(rule) {
+                    _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
+                    Some(rule) => EventAnswer::Rule(Box::new(rule.clone())),
+                    None => EventAnswer::Refused(Refusal::NoSuchRule),
+                })
+            }
         };
         EventCause::Unleased(Box::new(watched))
+    }
+
+    /// Takes a request that changes the mode of a GPU.
+    pub fn expect_mode(&self, by: &Caller, gpu: &str, mode: Mode) -> EventCause {
+        let cannot = match &self.unleased.self_test {
+            _ if !matches!(mode, Mode::Adopt | Mode::Enforce) => None,
+            Some(Ok(())) => None,
+            Some(Err(why)) => Some(why.clone()),
+            None => Some("it was not tried yet".to_owned()),
+        };
+        let answer = match (self.gpu_number(gpu), cannot) {
+            _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
+            (None, _) => EventAnswer::Refused(Refusal::NoSuchCard),
+            (_, Some(why)) => EventAnswer::Refused(Refusal::CannotEnforce(why)),
+            _ => EventAnswer::Done,
+        };
+        EventCause::Unleased(Box::new(WatchedStep::Mode(self.gpu_number(gpu).unwrap_or_default(), mode, answer)))
     }
 
     /// Checks the answer to a call about unleased processes.
@@ -84,16 +92,18 @@ impl CheckerBooks {
             }
             WatchedStep::Adopt(Some(id), can) => {
                 let adopted = |action: &Action| match action {
-                    Action::Close { stranger, how: UnleasedEnd::Adopted(lease), .. } => {
-                        stranger == id && *answer == EventAnswer::Lease(*lease)
-                    }
+                    Action::Unleased(UnleasedAction::Close {
+                        id: stranger, how: UnleasedEnd::Adopted(lease), ..
+                    }) => stranger == id && *answer == EventAnswer::Lease(*lease),
                     _ => false,
                 };
                 let right = if *can { actions.iter().any(adopted) } else { matches!(answer, EventAnswer::Refused(_)) };
                 must(1, right, || {
                     format!("{id} is to be adopted, which is possible: {can}; {answer:?} with {actions:?}")
                 })?;
-                let grants = |action: &Action| matches!(action, Action::Queue { .. } | Action::Grant { .. });
+                let grants = |action: &Action| {
+                    matches!(action, Action::Lease(LeaseAction::Queue { .. } | LeaseAction::Grant { .. }))
+                };
                 must(1, *can || !actions.iter().any(grants), || format!("{id} is refused, but {actions:?}"))
             }
             _ => Ok(()),

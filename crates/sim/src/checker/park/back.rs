@@ -18,8 +18,11 @@ impl CheckerBooks {
     }
 
     /// Takes a resume.
-    pub fn resume(&mut self, now: Time, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Resume { vram, until, mark, before, turn, .. } = action else { return Ok(()) };
+    pub fn resume(&mut self, now: Time, lease: LeaseId, action: &LeaseAction) -> Verdict {
+        let LeaseAction::Resume { vram, until, debt_clock: mark, not_beyond: before, first_since: turn, .. } = action
+        else {
+            return Ok(());
+        };
         let (book, held, park) = self.move_of(lease, MoveStage::Parked)?;
         let (wants, passive) = (park.queued_since, park.passive);
         must(9, wants.is_some() != passive, || format!("{lease} is resumed and did not wait for its GPUs"))?;

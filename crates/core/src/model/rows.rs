@@ -1,24 +1,21 @@
 //! The durable state: what a restart finds, and what folding the log gives.
 //!
-//! [`Rows::apply`] cannot fail and cannot choose: an [`Action`] is a complete
+//! [`Rows::apply`] cannot choose: an [`Action`](crate::model::action::Action) is a complete
 //! fact. Readings, activity and everything derived live elsewhere
 //! ([`crate::state`]).
 
 mod gpu;
-mod learn;
 mod overuse;
-mod park;
 
-use crate::action::Action;
-use crate::cost::Costs;
-use crate::durations::{DurationOutcome, Durations};
-use crate::ids::{Fence, GpuId, LeaseId, ProcKey, TenantId, TokenId};
-use crate::lateness::Lateness;
-use crate::method::Method;
-use crate::request::{GpuSelector, LeaseRequest, Term, Vram};
-use crate::token::Token;
-use crate::units::{Bytes, Span, Time};
-use crate::unleased::{Rule, RuleId, UnleasedId, UnleasedProcess, UnleasedStep};
+use crate::model::cost::Costs;
+use crate::model::durations::Durations;
+use crate::model::ids::{Fence, GpuId, LeaseId, ProcKey, TenantId, TokenId};
+use crate::model::lateness::Lateness;
+use crate::model::method::Method;
+use crate::model::request::{GpuSelector, LeaseRequest, Term, Vram};
+use crate::model::token::Token;
+use crate::model::units::{Bytes, Span, Time};
+use crate::model::unleased::{Rule, RuleId, UnleasedId, UnleasedProcess};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -452,6 +449,20 @@ pub enum EndReason {
     DiedParking,
 }
 
+impl Phase {
+    /// Its name in messages.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Phase::Waiting { .. } => "waiting",
+            Phase::Active(_) => "active",
+            Phase::Parking(..) => "parking",
+            Phase::Parked(..) => "parked",
+            Phase::Resuming(..) => "resuming",
+            Phase::Ending(..) => "ending",
+        }
+    }
+}
+
 impl EndReason {
     /// Whether its holder was done with it: the lease lasted as long as it was needed.
     pub fn is_completed(self) -> bool {
@@ -491,7 +502,7 @@ pub struct EndedLease {
 
 impl Tenant {
     /// What was charged today for a time after now was not used.
-    fn refund_today(&mut self, cards: &[Gpu], day: u32, hold: &Hold, now: Time) {
+    pub(crate) fn refund_today(&mut self, cards: &[Gpu], day: u32, hold: &Hold, now: Time) {
         if hold.day == day {
             let unused = gpu_time(cards, &hold.gpus, hold.vram, hold.until.since(now));
             self.today_us = self.today_us.saturating_sub(unused.0);
@@ -499,18 +510,18 @@ impl Tenant {
     }
 
     /// Adds GPU time to the budget of the day. The terms are of a log that may have been changed, so the sum is capped.
-    fn spend_today(&mut self, span: Span) {
+    pub(crate) fn spend_today(&mut self, span: Span) {
         self.today_us = self.today_us.saturating_add(span.0);
     }
 
     /// Its bytes were in host memory until now.
-    fn meter_parked(&mut self, hold: &Hold, away: &ParkState, now: Time) {
+    pub(crate) fn meter_parked(&mut self, hold: &Hold, away: &ParkState, now: Time) {
         let more = u128::from(hold.booked_host_memory().0) * u128::from(now.since(away.since).0);
         self.parked_byte_us = self.parked_byte_us.saturating_add(more);
     }
 
     /// Moves the mark, and says how far beyond the present.
-    fn charge(&mut self, at: Time, mark: Option<Time>) -> Span {
+    pub(crate) fn charge(&mut self, at: Time, mark: Option<Time>) -> Span {
         let before = self.debt_clock.max(at);
         self.debt_clock = mark.unwrap_or(self.debt_clock);
         self.debt_clock.since(before)
@@ -547,7 +558,7 @@ impl Hold {
         self.history.as_ref().map_or(Bytes::ZERO, |turns| turns.booked)
     }
 
-    fn history_mut(&mut self) -> &mut HoldHistory {
+    pub(crate) fn history_mut(&mut self) -> &mut HoldHistory {
         let began = self.granted;
         let new = || HoldHistory {
             began,
@@ -605,7 +616,7 @@ impl Lease {
     }
 
     /// True for a parked lease that was idle and whose next use cannot be noticed. It is not in the queue: it preempts
-    /// no lease, and comes back only into room that no waiter claims, or once [`Action::Want`] wakes it.
+    /// no lease, and comes back only into room that no waiter claims, or once [`LeaseAction::QueueParked`] wakes it.
     pub fn is_passive(&self) -> bool {
         matches!(&self.phase, Phase::Parked(_, away) if away.is_passive)
     }
@@ -664,256 +675,8 @@ pub fn gpu_time(all: &[Gpu], cards: &[GpuId], vram: Bytes, span: Span) -> Span {
 }
 
 impl Rows {
-    /// Makes a fact part of the state. Returns what became history by it.
-    pub fn apply(&mut self, action: &Action) -> Option<EndedLease> {
-        match action {
-            Action::Start { boot, clock_offset_us, epoch_floor, lease_floor } => {
-                self.meta.boot.clone_from(boot);
-                self.meta.clock_offset_us = *clock_offset_us;
-                self.meta.next_fence = self.meta.next_fence.max(*epoch_floor);
-                self.meta.next_lease = self.meta.next_lease.max(*lease_floor);
-            }
-            Action::Grace { from, until } => {
-                self.meta.grace_from = *from;
-                self.meta.grace_until = self.meta.grace_until.max(*until);
-            }
-            Action::Enrol { tenant, name } => {
-                debug_assert_eq!(tenant.0 as usize, self.tenants.len());
-                self.tenants.push(Tenant { name: name.clone(), ..Tenant::default() });
-            }
-            Action::Day { number } => {
-                self.meta.day = *number;
-                self.tenants.iter_mut().for_each(|tenant| tenant.today_us = 0);
-            }
-            Action::Regroup { tenant, groups } => self.tenants[tenant.0 as usize].groups.clone_from(groups),
-            Action::List { card, facts } => match self.gpus.get_mut(card.0 as usize) {
-                Some(row) => row.facts = facts.clone(),
-                None => self.gpus.push(Gpu::new(facts.clone())),
-            },
-            Action::Serve { card, service } => self.gpus[card.0 as usize].service = service.clone(),
-            Action::Queue { lease, tenant, ask, at, give_up, root, token } => {
-                self.meta.next_lease = self.meta.next_lease.max(lease.0 + 1);
-                let phase = Phase::Waiting { give_up: *give_up };
-                let roots = root.iter().copied().collect();
-                let (id, tenant, ask, asked, token) = (*lease, *tenant, ask.clone(), *at, *token);
-                self.leases.insert(id, Lease { id, tenant, request: ask, requested: asked, roots, phase, token });
-            }
-            Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn, told } => {
-                self.meta.next_fence = self.meta.next_fence.max(Fence(epoch.0 + 1));
-                if let Some(row) = self.leases.get_mut(lease) {
-                    if let Some(expected) = told {
-                        self.meta.lateness.learn(*expected, at.since(row.requested), DurationOutcome::Done, *at);
-                    }
-                    let tenant = &mut self.tenants[row.tenant.0 as usize];
-                    tenant.spend_today(gpu_time(&self.gpus, cards, *vram, until.since(*at)));
-                    tenant.first_since = turn.unwrap_or(tenant.first_since);
-                    row.phase = Phase::Active(Hold {
-                        gpus: cards.clone(),
-                        vram: *vram,
-                        fence: *epoch,
-                        granted: *at,
-                        renewed: *at,
-                        until: *until,
-                        idle: false,
-                        prepaid: tenant.charge(*at, *mark),
-                        not_beyond: *before,
-                        day: self.meta.day,
-                        history: None,
-                        notice: None,
-                    });
-                }
-            }
-            Action::Renew { lease, at, until, idle, mark, before } => {
-                if let Some(Lease { tenant, phase: Phase::Active(hold), .. }) = self.leases.get_mut(lease) {
-                    let tenant = &mut self.tenants[tenant.0 as usize];
-                    let added = hold.charged_span(*until, *at, self.meta.day);
-                    tenant.spend_today(gpu_time(&self.gpus, &hold.gpus, hold.vram, added));
-                    hold.prepaid = hold.unused_payment(*at) + tenant.charge(*at, *mark);
-                    (hold.renewed, hold.until, hold.idle, hold.not_beyond) = (*at, *until, *idle, *before);
-                    hold.day = self.meta.day;
-                }
-            }
-            Action::Bind { lease, process } => {
-                if let Some(row) = self.leases.get_mut(lease) {
-                    row.roots.push(*process);
-                }
-            }
-            Action::Park { lease, .. } => self.park(*lease, action),
-            Action::Unpark { lease, at, why } => self.unpark(*lease, *at, why),
-            Action::Parked { lease, at, mark } => self.parked(*lease, *at, *mark),
-            Action::Want { lease, .. } => self.want(*lease, action),
-            Action::Resume { lease, .. } => self.resume(*lease, action),
-            Action::Retreat { lease, at } => self.retreat(*lease, *at),
-            Action::Deepen { lease, processes, booked, .. } => self.deepen(*lease, Some(processes), *booked),
-            Action::Shallow { lease, .. } => self.deepen(*lease, None, None),
-            Action::Resumed { lease, at } => self.resumed(*lease, *at),
-            Action::End { lease, reason, at, peak, mark, turn, ran, told, .. } => {
-                if let Some(row) = self.leases.get(lease) {
-                    let tenant = &mut self.tenants[row.tenant.0 as usize];
-                    (tenant.debt_clock, tenant.first_since) =
-                        (mark.unwrap_or(tenant.debt_clock), turn.unwrap_or(tenant.first_since));
-                }
-                if let Some((expected, row)) = told.zip(self.leases.get(lease)) {
-                    self.meta.lateness.learn(expected, at.since(row.requested), DurationOutcome::Cut, *at);
-                }
-                if let Some(program) = ran {
-                    self.learn_duration(*lease, program, *reason, *at);
-                }
-                return self.end(*lease, LeaseEnd { reason: *reason, at: *at, peak: *peak, signal: None });
-            }
-            Action::Over { lease, at, seen } => self.over(*lease, *at, *seen),
-            Action::Within { lease } => self.within(*lease),
-            Action::Grow { lease, at, vram, mark } => self.grow(*lease, *at, *vram, *mark),
-            Action::Notice { lease, until, room_for, .. } => {
-                let told = if lease == room_for {
-                    EndNotice::Term { term_over: *until }
-                } else {
-                    EndNotice::ForOthers(*until)
-                };
-                self.set_notice(*lease, Some(told));
-            }
-            Action::Spare { lease } => self.set_notice(*lease, None),
-            Action::Signal { lease, signal, at, .. } => {
-                if let Some(Lease { phase: Phase::Ending(_, finish), .. }) = self.leases.get_mut(lease) {
-                    finish.signal = Some((*signal, *at));
-                }
-            }
-            Action::Died { lease, .. } => {
-                if let Some(Lease { phase: Phase::Ending(_, finish), .. }) = self.leases.get_mut(lease) {
-                    finish.reason = EndReason::DiedParking;
-                }
-            }
-            Action::Retire { lease, ran } => {
-                if let Some((program, at)) = ran {
-                    self.learn_end(*lease, program, *at);
-                }
-                return self.retire(*lease);
-            }
-            Action::IssueToken { token } => {
-                self.meta.next_token = self.meta.next_token.max(token.id.0 + 1);
-                self.tokens.insert(token.id, token.clone());
-            }
-            Action::RevokeToken { token, .. } => {
-                self.tokens.remove(token);
-            }
-            Action::SetAside { card, aside } => self.gpus[card.0 as usize].aside.set(aside),
-            Action::EndAside { card, by, key, at, .. } => self.gpus[card.0 as usize].aside.end(by, key, *at),
-            Action::SetMode { card, mode } => self.gpus[card.0 as usize].mode = *mode,
-            Action::SetRule { rule } => {
-                self.meta.next_rule = self.meta.next_rule.max(rule.id.0 + 1);
-                self.rules.insert(rule.id, rule.clone());
-            }
-            Action::AcceptLoss { .. } => {}
-            Action::DropRule { rule } => {
-                self.rules.remove(rule);
-            }
-            Action::Find { stranger } => {
-                self.meta.next_unleased = self.meta.next_unleased.max(stranger.id.0 + 1);
-                self.unleased.insert(stranger.id, (**stranger).clone());
-            }
-            Action::Reaudit { stranger, audit, cards } => {
-                if let Some(row) = self.unleased.get_mut(stranger) {
-                    (row.audit, row.gpus) = ((**audit).clone(), cards.clone());
-                }
-            }
-            Action::Warn { stranger, at, until } => {
-                self.set_step(*stranger, UnleasedStep::Warned { since: *at, until: *until });
-            }
-            Action::Strike { stranger, signal, at, .. } => {
-                self.set_step(*stranger, UnleasedStep::Signalled { signal: *signal, since: *at, sent: false });
-            }
-            Action::Struck { stranger, signal, at, late, outcome } => {
-                if let Some(UnleasedProcess { audit, step: UnleasedStep::Signalled { signal: told, since, sent }, .. }) =
-                    self.unleased.get_mut(stranger)
-                    && told == signal
-                    && !late
-                    // Who did not get it is still to get it.
-                    && outcome.iter().all(|struck| struck.process != audit.process || struck.refused.is_none())
-                {
-                    (*since, *sent) = (*at, true);
-                }
-            }
-            Action::Take { stranger, lease, at } => {
-                self.set_step(*stranger, UnleasedStep::Parking { lease: *lease, since: *at });
-            }
-            Action::NotMoved { stranger, at, why } => {
-                if let Some(row) = self.unleased.get_mut(stranger) {
-                    (row.step, row.why_not_parked) = (UnleasedStep::NotParked { since: *at }, Some(why.clone()));
-                }
-            }
-            Action::Relent { stranger, at, until } => {
-                let warned = |until: Time| UnleasedStep::Warned { since: *at, until };
-                self.set_step(*stranger, until.map_or(UnleasedStep::Found, warned));
-            }
-            Action::Survived { stranger, .. } => self.set_step(*stranger, UnleasedStep::Survived),
-            Action::Close { stranger, .. } => {
-                self.unleased.remove(stranger);
-            }
-        }
-        None
-    }
-
-    fn set_step(&mut self, stranger: UnleasedId, step: UnleasedStep) {
-        if let Some(row) = self.unleased.get_mut(&stranger) {
-            row.step = step;
-        }
-    }
-
-    /// A waiter is history at once; a holder when its cards were seen again.
-    fn end(&mut self, id: LeaseId, finish: LeaseEnd) -> Option<EndedLease> {
-        let row = self.leases.get_mut(&id)?;
-        match &row.phase {
-            Phase::Waiting { .. } => {
-                let row = self.leases.remove(&id)?;
-                Some(EndedLease {
-                    id,
-                    tenant: row.tenant,
-                    request: row.request,
-                    requested: row.requested,
-                    hold: None,
-                    end: finish,
-                })
-            }
-            Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _) => {
-                let mut hold = Hold { notice: None, ..hold.clone() };
-                hold.clear_overuse();
-                let (card_us, byte_us) = hold.charge(finish.at);
-                let tenant = &mut self.tenants[row.tenant.0 as usize];
-                // Totals of a file that was changed may be at their ends.
-                tenant.leases = tenant.leases.saturating_add(1);
-                tenant.gpu_us = tenant.gpu_us.saturating_add(card_us);
-                tenant.byte_us = tenant.byte_us.saturating_add(byte_us);
-                match row.park_state() {
-                    Some(away) if !row.is_on_gpus() => tenant.meter_parked(&hold, away, finish.at),
-                    _ => tenant.refund_today(&self.gpus, self.meta.day, &hold, finish.at),
-                }
-                row.request = row.first_request().clone();
-                row.phase = Phase::Ending(hold, finish);
-                None
-            }
-            Phase::Ending(..) => None,
-        }
-    }
-
-    fn retire(&mut self, id: LeaseId) -> Option<EndedLease> {
-        let row = self.leases.remove(&id)?;
-        match row.phase {
-            Phase::Ending(hold, finish) => {
-                // Of its signals the log tells.
-                let finish = LeaseEnd { signal: None, ..finish };
-                Some(EndedLease {
-                    id,
-                    tenant: row.tenant,
-                    request: row.request,
-                    requested: row.requested,
-                    hold: Some(hold),
-                    end: finish,
-                })
-            }
-            _ => {
-                self.leases.insert(id, row);
-                None
-            }
-        }
+    /// The name of a tenant, if there is one with this number.
+    pub fn tenant_name(&self, tenant: TenantId) -> Option<String> {
+        self.tenants.get(tenant.0 as usize).map(|tenant| tenant.name.clone())
     }
 }

@@ -1,354 +1,48 @@
 //! What happened in the world, in the past tense, and what is answered to it.
 
-use crate::action::Hint;
-use crate::aside::{KEY_MAX, PER_GPU};
-use crate::audit::Audit;
-use crate::ids::{Fence, LeaseId, ProcKey, TokenId};
-use crate::loss::Loss;
-use crate::method::Method;
-use crate::movers::{MoverReport, NotParkable};
-use crate::quota::QuotaBlock;
-use crate::reading::{GpuFacts, GpuReading};
-use crate::request::{LeaseRequest, RequestError, Tier};
-use crate::restrictions::Restrictions;
-use crate::settings::{AsideAllow, Policy};
-use crate::token::{Token, TokenError, TokenRequest};
-use crate::units::{Bytes, Span, Time};
-use crate::unleased::{Mode, Rule, RuleAction, RuleId, RuleSubject, SignalOutcome, UnleasedId};
+use crate::model::aside::{KEY_MAX, PER_GPU};
+use crate::model::facts::{DaemonEvent, GpuEvent, LeaseEvent, TokenEvent, UnleasedEvent};
+use crate::model::ids::{Fence, LeaseId};
+use crate::model::loss::Loss;
+use crate::model::movers::NotParkable;
+use crate::model::quota::QuotaBlock;
+use crate::model::request::{LeaseRequest, RequestError};
+use crate::model::settings::AsideAllow;
+use crate::model::token::{Token, TokenError};
+use crate::model::units::{Bytes, Span, Time};
+use crate::model::unleased::Rule;
 use std::fmt;
 
-/// Who calls.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// Whose leases it may touch.
-    pub tenant: String,
-    /// Groups it belongs to, as far as the rules of the house name them, in order.
-    pub groups: Vec<String>,
-    /// It may touch anybody's, and the cards.
-    pub operator: bool,
-    /// The token it came through; a local user needs none.
-    pub token: Option<TokenId>,
-}
+pub use crate::model::aside::AsideRequest;
+pub use crate::model::caller::Caller;
 
-impl Caller {
-    /// A local user in no group of note.
-    pub fn user(tenant: impl Into<String>) -> Caller {
-        Caller { tenant: tenant.into(), groups: Vec::new(), operator: false, token: None }
-    }
-}
-
-/// Something that happened.
+/// Something that happened. The facts themselves are in [`crate::facts`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The daemon started.
-    Started {
-        /// The kernel's boot id.
-        boot: String,
-        /// See [`crate::rows::Meta::clock_offset_us`].
-        clock_offset_us: i64,
-        /// No epoch below this may be handed out: a backup may have been restored.
-        epoch_floor: Fence,
-        /// No lease may get a number below this, for the same reason.
-        lease_floor: u64,
-    },
-    /// The host slept.
-    Awoke,
-    /// Somebody wants a lease.
-    Asked {
-        /// Who.
-        by: Caller,
-        /// What.
-        ask: LeaseRequest,
-        /// How long it would wait; zero: now or never.
-        wait: Option<Span>,
-        /// A process whose exit ends it.
-        root: Option<ProcKey>,
-    },
-    /// A holder says that it goes on.
-    Renewed {
-        /// Who.
-        by: Caller,
-        /// Which.
-        lease: LeaseId,
-        /// As granted.
-        epoch: Fence,
-    },
-    /// A process shall belong to a lease.
-    Bound {
-        /// Who.
-        by: Caller,
-        /// Which.
-        lease: LeaseId,
-        /// As granted.
-        epoch: Fence,
-        /// A live process of the caller's.
-        process: ProcKey,
-    },
-    /// Somebody gives a lease back, or an operator takes it.
-    Released {
-        /// Who.
-        by: Caller,
-        /// Which.
-        lease: LeaseId,
-        /// As granted, if the caller wants to be sure.
-        epoch: Option<Fence>,
-    },
-    /// A waiter takes less than it asked for, and gives up its place.
-    Accepted {
-        /// Who.
-        by: Caller,
-        /// Which.
-        lease: LeaseId,
-        /// So much of each card.
-        vram: Bytes,
-        /// On so many cards.
-        gpus: u16,
-    },
-    /// A holder shall leave its cards and keep its lease.
-    ParkAsked {
-        /// Who.
-        by: Caller,
-        /// Which.
-        lease: LeaseId,
-    },
-    /// A parked holder shall have its cards again.
-    ResumeAsked {
-        /// Who.
-        by: Caller,
-        /// Which.
-        lease: LeaseId,
-    },
-    /// Something was said of a program of a holder: by Sublet's library in it, or by the driver.
-    Said {
-        /// Whose.
-        lease: LeaseId,
-        /// By which of them.
-        rung: Method,
-        /// Which.
-        process: ProcKey,
-        /// What.
-        said: MoverReport,
-    },
-    /// Something seen from outside suggests that a parked lease is used.
-    Hinted {
-        /// The lease.
-        lease: LeaseId,
-        /// What was seen.
-        hint: Hint,
-    },
-    /// The wrapper of a holder says how its hook went.
-    Hooked {
-        /// Who says so.
-        by: Caller,
-        /// Whose.
-        lease: LeaseId,
-        /// The epoch it carries.
-        epoch: Fence,
-        /// What.
-        said: MoverReport,
-    },
-    /// A holder runs this program.
-    Runs {
-        /// Who.
-        lease: LeaseId,
-        /// Its executable, without the path.
-        program: String,
-    },
-    /// So much host memory is available, as far as can be read.
-    Ram {
-        /// Without what parked bytes may take.
-        available: Option<Bytes>,
-    },
-    /// An operator wants a card to run empty.
-    Drained {
-        /// Who.
-        by: Caller,
-        /// Which, by UUID.
-        card: String,
-    },
-    /// An operator trusts a card again.
-    Cleared {
-        /// Who.
-        by: Caller,
-        /// Which, by UUID.
-        card: String,
-    },
-    /// A GPU shall step aside for a while, or go on doing so.
-    AsideAsked {
-        /// The caller.
-        by: Caller,
-        /// The GPU, by UUID.
-        card: String,
-        /// How long, and on what ground.
-        ask: AsideRequest,
-    },
-    /// A GPU shall not step aside any longer.
-    AsideEndAsked {
-        /// The caller.
-        by: Caller,
-        /// The GPU, by UUID.
-        card: String,
-        /// Only the caller's aside with this key; all that the caller may end where it is `None`.
-        key: Option<String>,
-    },
-    /// Somebody wants a token.
-    TokenAsked {
-        /// Who.
-        by: Caller,
-        /// What.
-        ask: Box<TokenRequest>,
-        /// When, µs since 1970.
-        wall_us: u64,
-    },
-    /// A token shall be good for nothing.
-    TokenRevoked {
-        /// Who.
-        by: Caller,
-        /// Which.
-        token: TokenId,
-        /// When, µs since 1970.
-        wall_us: u64,
-    },
-    /// A process on a card that belongs to no lease was looked into.
-    Audited {
-        /// Who it is.
-        audit: Box<Audit>,
-        /// It, and what descends from it in the same control group.
-        tree: Vec<ProcKey>,
-    },
-    /// A process that was looked into exited.
-    Left {
-        /// Which.
-        process: ProcKey,
-    },
-    /// A signal to the processes of a lease that was ended for others has gone out.
-    Signalled {
-        /// Which lease.
-        lease: LeaseId,
-        /// Which signal.
-        signal: u8,
-    },
-    /// A signal to a stranger has gone out, or was refused.
-    Struck {
-        /// Which stranger.
-        stranger: UnleasedId,
-        /// Which signal.
-        signal: u8,
-        /// When that was decided.
-        of: Time,
-        /// To each of its processes.
-        outcome: Vec<SignalOutcome>,
-    },
-    /// It was tried whether strangers could be ended here.
-    SelfTested {
-        /// Why not, if so.
-        can: Result<(), String>,
-    },
-    /// A stranger shall have a lease for what it has.
-    AdoptAsked {
-        /// Who says so.
-        by: Caller,
-        /// Which process.
-        process: ProcKey,
-        /// So much of each of its cards, if more than it has.
-        vram: Option<Bytes>,
-        /// How urgent it is.
-        tier: Tier,
-    },
-    /// An operator chooses what is done about strangers on a card.
-    ModeAsked {
-        /// Who.
-        by: Caller,
-        /// Which card, by UUID.
-        card: String,
-        /// What.
-        mode: Mode,
-    },
-    /// An operator says something about certain strangers.
-    RuleAsked {
-        /// Who.
-        by: Caller,
-        /// Which strangers.
-        who: RuleSubject,
-        /// What.
-        treat: RuleAction,
-    },
-    /// An operator takes that back.
-    RuleDropped {
-        /// Who.
-        by: Caller,
-        /// What.
-        rule: RuleId,
-    },
-    /// These cards are there.
-    Listed(Vec<GpuFacts>),
-    /// Somebody looked at a card.
-    Observed {
-        /// Which, by UUID.
-        card: String,
-        /// What was seen.
-        observation: GpuReading,
-    },
-    /// These are all live processes of a holder.
-    Members {
-        /// Whose.
-        lease: LeaseId,
-        /// All of them.
-        processes: Vec<ProcKey>,
-        /// Those of them that are restricted.
-        restricted: Restrictions,
-    },
-    /// A holder worked since the last time this was said.
-    Worked {
-        /// Whose.
-        lease: LeaseId,
-    },
-    /// It was just looked at, and has not worked for so long.
-    Rested {
-        /// Who.
-        lease: LeaseId,
-        /// How long.
-        idle: Span,
-    },
-    /// The last process of a holder exited.
-    Gone {
-        /// Whose.
-        lease: LeaseId,
-    },
-    /// It is this day, in days since 1970 where the host is.
-    Day {
-        /// Which.
-        number: u32,
-    },
-    /// The configuration was read.
-    Configured(Box<Policy>),
-    /// The disk is full.
-    DiskFilled,
-    /// The disk has room again.
-    DiskFreed,
-    /// The journal was opened, and lines are missing.
-    LossFound(Loss),
-    /// An operator goes on without the lines that are missing.
-    LossAccepted {
-        /// The operator.
-        by: Caller,
-    },
-    /// Time passed.
-    Ticked,
+    /// About the daemon, its host or its configuration.
+    Daemon(DaemonEvent),
+    /// About GPUs.
+    Gpu(GpuEvent),
+    /// About a lease, or a request for one.
+    Lease(LeaseEvent),
+    /// About tokens.
+    Token(TokenEvent),
+    /// About unleased processes, or rules.
+    Unleased(UnleasedEvent),
 }
 
-/// A request that a GPU steps aside.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AsideRequest {
-    /// For how long from now on.
-    pub span: Option<Span>,
-    /// Tells asides of one caller apart.
-    pub key: String,
-    /// Only if the caller has one with this key already.
-    pub renews: bool,
-    /// The caller is a user at the seat of this host.
-    pub at_seat: bool,
+/// An event of one kind is an event.
+macro_rules! from_kind {
+    ($($kind:ident($event:ty)),*) => {
+        $(impl From<$event> for Event {
+            fn from(event: $event) -> Event {
+                Event::$kind(event)
+            }
+        })*
+    };
 }
+
+from_kind!(Daemon(DaemonEvent), Gpu(GpuEvent), Lease(LeaseEvent), Token(TokenEvent), Unleased(UnleasedEvent));
 
 /// What is said to whoever caused an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -617,11 +311,11 @@ impl fmt::Display for Refusal {
                 write!(
                     f,
                     "there are {} tokens of this tenant, the most that are allowed",
-                    crate::token::TOKENS_OF_TENANT
+                    crate::model::token::TOKENS_OF_TENANT
                 )
             }
             Refusal::TooManyTokens { own: false } => {
-                write!(f, "there are {} tokens, the most that are allowed", crate::token::TOKENS_MAX)
+                write!(f, "there are {} tokens, the most that are allowed", crate::model::token::TOKENS_MAX)
             }
             Refusal::TokenLeases { cap } => write!(f, "this token has {cap} leases, the most that it may have"),
             Refusal::TokenVram { cap, has } => {

@@ -1,8 +1,8 @@
 //! A GPU, as it is stored.
 
-use crate::aside::Asides;
-use crate::reading::GpuFacts;
-use crate::unleased::Mode;
+use crate::model::aside::Asides;
+use crate::model::reading::GpuFacts;
+use crate::model::unleased::Mode;
 use serde::{Deserialize, Serialize};
 
 /// A card that was seen once.
