@@ -38,17 +38,17 @@ impl View<'_> {
     }
 
     /// Why no lease is granted on a GPU that steps aside; `None` while it does not.
-    pub fn aside_why(&self, by: &Caller, card: GpuId) -> Option<String> {
-        let (aside, until) = self.state.longest_aside(card)?;
+    pub fn aside_why(&self, by: &Caller, gpu: GpuId) -> Option<String> {
+        let (aside, until) = self.state.longest_aside(gpu)?;
         Some(format!("{} ({END})", self.for_and_until(by, &aside.by, until)))
     }
 
     /// That a GPU of a lease steps aside, in one sentence; `None` if none does.
     pub fn gpus_aside(&self, by: &Caller, lease: &Lease) -> Option<String> {
-        let cards = lease.hold().map(|hold| hold.gpus.as_slice()).unwrap_or_default();
-        let longest = cards.iter().filter_map(|card| Some((*card, self.state.longest_aside(*card)?)));
-        let (card, (aside, until)) = longest.max_by_key(|(_, (_, until))| *until)?;
-        let index = self.state.rows().gpus[usize::from(card.0)].facts.index;
+        let gpus = lease.hold().map(|hold| hold.gpus.as_slice()).unwrap_or_default();
+        let longest = gpus.iter().filter_map(|gpu| Some((*gpu, self.state.longest_aside(*gpu)?)));
+        let (gpu, (aside, until)) = longest.max_by_key(|(_, (_, until))| *until)?;
+        let index = self.state.rows().gpus[usize::from(gpu.0)].facts.index;
         Some(self.steps_aside(by, index, &aside.by, until))
     }
 
@@ -59,11 +59,11 @@ impl View<'_> {
     }
 
     /// That a GPU steps aside, and the leases that stay there; `None` while it does not.
-    pub fn aside(&self, by: &Caller, card: GpuId) -> Option<wire::Aside> {
-        let (aside, until) = self.state.longest_aside(card)?;
-        let claims = self.state.room(card).leases().keys().filter_map(|lease| self.state.lease(*lease));
+    pub fn aside(&self, by: &Caller, gpu: GpuId) -> Option<wire::Aside> {
+        let (aside, until) = self.state.longest_aside(gpu)?;
+        let claims = self.state.room(gpu).leases().keys().filter_map(|lease| self.state.lease(*lease));
         let leaving = claims.filter(|lease| matches!(lease.phase, Phase::Parking(..))).count();
-        let stays = leases_that_stay(self.state, card, self.now).into_iter().filter_map(|(lease, why)| {
+        let stays = leases_that_stay(self.state, gpu, self.now).into_iter().filter_map(|(lease, why)| {
             let row = self.state.lease(lease)?;
             let lease = self.id_for(by, row);
             let user =

@@ -54,7 +54,7 @@ impl FairLimiter {
 
     /// Waits for a caller's permit; `None` if the daemon stops meanwhile.
     pub async fn take(&self, who: &str) -> Option<CallPermit> {
-        // Its own limit first: no caller waits for all with more than it may have at work.
+        // Its own limit first: of one caller, only as many pieces wait for all as may run.
         let own = self.own(who).acquire_owned().await.ok()?;
         let all = Arc::clone(&self.0.all).acquire_owned().await.ok()?;
         let permits = Some(Permits { _all: all, _own: own });

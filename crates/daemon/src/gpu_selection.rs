@@ -42,7 +42,7 @@ pub fn other_kind(loaded: &LoadedState, kind: GpuKind) -> Option<GpuKind> {
 }
 
 fn kinds(loaded: &LoadedState) -> impl Iterator<Item = GpuKind> {
-    loaded.rows.gpus.iter().map(|card| GpuKind::of(&card.facts.uuid))
+    loaded.rows.gpus.iter().map(|gpu| GpuKind::of(&gpu.facts.uuid))
 }
 
 #[cfg(test)]

@@ -48,11 +48,11 @@ impl LeaseProofs {
 
     /// Adds the proof to a granted lease, if `tenant` requested it.
     pub fn add_to(&self, lease: &mut wire::Lease, tenant: &str) {
-        if let (Some(epoch), Ok(id)) = (lease.fence, lease.id.parse())
+        if let (Some(fence), Ok(id)) = (lease.fence, lease.id.parse())
             && lease.tenant == tenant
             && lease.ended.is_none()
         {
-            lease.proof = Some(self.grant(id, Fence(epoch)).proof.to_string());
+            lease.proof = Some(self.grant(id, Fence(fence)).proof.to_string());
         }
     }
 }
@@ -96,26 +96,26 @@ mod tests {
     use super::*;
     use std::fs::{self, Permissions};
 
-    fn mark(marks: &LeaseProofs) -> LeaseProof {
-        marks.grant(LeaseId(7), Fence(12)).proof
+    fn proof_of(proofs: &LeaseProofs) -> LeaseProof {
+        proofs.grant(LeaseId(7), Fence(12)).proof
     }
 
     #[test]
     fn each_grant_has_its_own_proof_and_keeps_it_over_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let marks = LeaseProofs::open(dir.path()).unwrap();
-        let others = [(71, 2), (7, 13), (8, 12)].map(|(lease, epoch)| marks.grant(LeaseId(lease), Fence(epoch)).proof);
-        assert!(others.iter().all(|other| *other != mark(&marks)), "{others:?}");
-        assert_eq!(mark(&LeaseProofs::open(dir.path()).unwrap()), mark(&marks));
+        let proofs = LeaseProofs::open(dir.path()).unwrap();
+        let others = [(71, 2), (7, 13), (8, 12)].map(|(lease, fence)| proofs.grant(LeaseId(lease), Fence(fence)).proof);
+        assert!(others.iter().all(|other| *other != proof_of(&proofs)), "{others:?}");
+        assert_eq!(proof_of(&LeaseProofs::open(dir.path()).unwrap()), proof_of(&proofs));
         let elsewhere = tempfile::tempdir().unwrap();
-        assert_ne!(mark(&LeaseProofs::open(elsewhere.path()).unwrap()), mark(&marks));
+        assert_ne!(proof_of(&LeaseProofs::open(elsewhere.path()).unwrap()), proof_of(&proofs));
     }
 
     #[test]
     fn a_missing_short_or_readable_key_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
-        let begin = || mark(&LeaseProofs::open(dir.path()).unwrap());
+        let begin = || proof_of(&LeaseProofs::open(dir.path()).unwrap());
         let mut known = vec![begin()];
         let mut is_new = |spoil: &dyn Fn()| {
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);

@@ -217,32 +217,32 @@ pub fn foreign_processes(others: impl Iterator<Item = (ProcKey, u32)>) -> Option
 /// Why the driver does not bring a lease back yet, and what helps. `name` is the lease or process in the way, as far as
 /// the reader may see it.
 pub fn restore_obstacle(state: &State, who: RestoreObstacle, name: Option<String>) -> String {
-    let index = |card: GpuId| state.rows().gpus[usize::from(card.0)].facts.index;
+    let index = |gpu: GpuId| state.rows().gpus[usize::from(gpu.0)].facts.index;
     let lost = "a restore kills the process if another one takes its VRAM";
     match (who, name) {
-        (RestoreObstacle::Unreadable(card), _) => {
-            format!("it waits until GPU {} can be read: {lost}; tell an operator if that lasts", index(card))
+        (RestoreObstacle::Unreadable(gpu), _) => {
+            format!("it waits until GPU {} can be read: {lost}; tell an operator if that lasts", index(gpu))
         }
-        (RestoreObstacle::Unleased(card, count), Some(name)) => {
+        (RestoreObstacle::Unleased(gpu, count), Some(name)) => {
             let others = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
             let (has, leaves) = if count > 1 { ("have", "leave") } else { ("has", "leaves") };
             format!(
                 "it waits until {name}{others}, which {has} no lease, {leaves} GPU {}: {lost}; end what is there, or ask its user to",
-                index(card)
+                index(gpu)
             )
         }
-        (RestoreObstacle::Unleased(card, count), None) => {
+        (RestoreObstacle::Unleased(gpu, count), None) => {
             let (processes, leave) = if count == 1 { ("process", "leaves") } else { ("processes", "leave") };
             format!(
                 "it waits until {count} {processes} without a lease {leave} GPU {index}: {lost}; `sublet gpus` shows what is there; end it, or ask its user to",
-                index = index(card)
+                index = index(gpu)
             )
         }
-        (RestoreObstacle::Uncapped(card, _), name) => {
+        (RestoreObstacle::Uncapped(gpu, _), name) => {
             let name = name.unwrap_or_else(|| "another lease".to_owned());
             format!(
                 "it waits until {name} has left GPU {}, because nothing limits it to its size: {lost}; ask its user to end it, or to start it with Sublet's library",
-                index(card)
+                index(gpu)
             )
         }
     }
@@ -255,7 +255,7 @@ pub fn not_preempted(spared: &NotPreemptable, now: Time) -> String {
             format!("it is busy, and its time slice ends in {}", span::show(until.since(now).as_secs_f64()))
         }
         NotPreemptable::Stays(whys) => {
-            let said = |rung: Method| whys.iter().find(|(of, _)| *of == rung).map(|(_, why)| why);
+            let said = |method: Method| whys.iter().find(|(of, _)| *of == method).map(|(_, why)| why);
             match (said(Method::Shim), said(Method::Driver)) {
                 (Some(NotParkable::NoShim), Some(why)) if *why != NotParkable::NotInspected => not_parkable(why),
                 (Some(why), _) | (None, Some(why)) => not_parkable(why),
@@ -493,25 +493,25 @@ mod tests {
         let mut state = State::new(Rows::default(), Policy::default());
         decide(&mut state, Time::ZERO, GpuEvent::Listed(vec![GpuFacts::plain(0, Bytes::gib(24))]).into());
         let says = |who: RestoreObstacle, name: Option<&str>| restore_obstacle(&state, who, name.map(str::to_owned));
-        let card = GpuId(0);
+        let gpu = GpuId(0);
         assert_eq!(
-            says(RestoreObstacle::Unleased(card, 1), Some("process 4312 of ann")),
+            says(RestoreObstacle::Unleased(gpu, 1), Some("process 4312 of ann")),
             "it waits until process 4312 of ann, which has no lease, leaves GPU 0: a restore kills the process if another one takes its VRAM; end what is there, or ask its user to"
         );
         assert_eq!(
-            says(RestoreObstacle::Unleased(card, 3), Some("process 4312")),
+            says(RestoreObstacle::Unleased(gpu, 3), Some("process 4312")),
             "it waits until process 4312 and 2 more, which have no lease, leave GPU 0: a restore kills the process if another one takes its VRAM; end what is there, or ask its user to"
         );
         assert_eq!(
-            says(RestoreObstacle::Unleased(card, 1), None),
+            says(RestoreObstacle::Unleased(gpu, 1), None),
             "it waits until 1 process without a lease leaves GPU 0: a restore kills the process if another one takes its VRAM; `sublet gpus` shows what is there; end it, or ask its user to"
         );
         assert_eq!(
-            says(RestoreObstacle::Unreadable(card), None),
+            says(RestoreObstacle::Unreadable(gpu), None),
             "it waits until GPU 0 can be read: a restore kills the process if another one takes its VRAM; tell an operator if that lasts"
         );
         // Another user's lease is not named where the reader is not known.
-        let unnamed = says(RestoreObstacle::Uncapped(card, LeaseId(7)), None);
+        let unnamed = says(RestoreObstacle::Uncapped(gpu, LeaseId(7)), None);
         assert!(
             unnamed.starts_with("it waits until another lease has left GPU 0, because nothing limits"),
             "{unnamed}"

@@ -254,8 +254,8 @@ impl KeeperParts {
         }
     }
 
-    /// The register in this file, opened if it is not open. One that was broken off stays so until the daemon is started
-    /// again: what is read back after a failed sync may not be on the disk.
+    /// The register in this file, opened if it is not open. One that was broken off stays so until the daemon is
+    /// started again: what is read back after a failed sync may not be on the disk.
     fn find(&self, path: &Path, if_missing: IfMissing) -> Result<Option<Arc<SqliteRegister>>, RegisterFailure> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.uses += 1;
@@ -276,7 +276,8 @@ impl KeeperParts {
         Ok(Some(kept))
     }
 
-    /// Whether a register has a file. An error if that cannot be known: what is not seen is not empty.
+    /// True if a register has a file; an error if that cannot be known, so that an unreadable one is not taken as
+    /// empty.
     fn has_file(&self, path: &Path) -> Result<bool, RegisterFailure> {
         let state_dir = self.directory.parent().unwrap_or(&self.directory);
         let found = path.try_exists().and_then(|exists| match exists {

@@ -33,13 +33,13 @@ pub struct Reload {
     /// What the command line says about TCP.
     pub flags: TcpConfig,
     /// What was read last.
-    pub standing: RunningConfig,
+    pub running: RunningConfig,
     /// The loop.
     pub inbox: InboxSender,
     /// The rules about rights.
     pub access: Access,
     /// The settings of the HTTP API.
-    pub house: Arc<RwLock<HttpSettings>>,
+    pub settings: Arc<RwLock<HttpSettings>>,
     /// Where notices go.
     pub notices: Arc<RwLock<notices::Settings>>,
     /// Why the last reload was refused; operators see it.
@@ -103,11 +103,11 @@ impl Reload {
     fn read(&mut self) {
         let read = Config::read(self.path.as_deref()).map(|config| config.over(&self.flags));
         match read.and_then(RunningConfig::of) {
-            Ok((standing, settled)) => {
-                if standing.config.gpu() != self.standing.config.gpu() {
+            Ok((running, settled)) => {
+                if running.config.gpu() != self.running.config.gpu() {
                     tracing::error!("`gpu` was changed: the change takes effect at the next restart");
                 }
-                self.standing = standing;
+                self.running = running;
                 let refused = self.set(settled);
                 tracing::info!("the configuration was reloaded; leases continue");
                 self.say(refused);
@@ -132,7 +132,7 @@ impl Reload {
 
     fn look(&mut self) {
         let now = WeekMinute::now();
-        match self.standing.settle_hours(|hours| hours.hold(now)) {
+        match self.running.settle_hours(|hours| hours.hold(now)) {
             None => {}
             Some(Ok(settled)) => {
                 self.configure_loop(settled);
@@ -149,8 +149,8 @@ impl Reload {
         let refused = self.set_tcp(settled.tcp.as_ref());
         self.local_rate.set(settled.socket_rate);
         self.access.set(settled.operators_gid, settled.groups.clone());
-        if let Ok(mut house) = self.house.write() {
-            *house = settled.http_settings();
+        if let Ok(mut settings) = self.settings.write() {
+            *settings = settled.http_settings();
         }
         if let Ok(mut notices) = self.notices.write() {
             notices.clone_from(&settled.notices);
@@ -207,25 +207,25 @@ mod tests {
 
     #[test]
     fn other_hours_apply_the_last_read_rules_once() {
-        let (mut standing, settled) = RunningConfig::under(config(""), |_| false).unwrap();
+        let (mut running, settled) = RunningConfig::under(config(""), |_| false).unwrap();
         assert_eq!(settled.policy.caps.leases, None);
-        assert!(standing.settle_hours(|_| false).is_none(), "nothing has begun");
-        let begun = standing.settle_hours(|_| true).expect("work has begun").unwrap();
+        assert!(running.settle_hours(|_| false).is_none(), "nothing has begun");
+        let begun = running.settle_hours(|_| true).expect("work has begun").unwrap();
         assert_eq!(begun.policy.caps.leases, Some(2));
-        assert!(standing.settle_hours(|_| true).is_none(), "it is said once");
-        let over = standing.settle_hours(|_| false).expect("work is over").unwrap();
+        assert!(running.settle_hours(|_| true).is_none(), "it is said once");
+        let over = running.settle_hours(|_| false).expect("work is over").unwrap();
         assert_eq!(over.policy.caps.leases, None);
     }
 
     #[test]
     fn rules_of_other_hours_are_retried_after_a_failure() {
-        let (mut standing, _) = RunningConfig::under(config(""), |_| false).unwrap();
+        let (mut running, _) = RunningConfig::under(config(""), |_| false).unwrap();
         // The directory is away, for example, and does not know a group that it knew.
-        standing.config = config("[groups.no-such-group-here]\nvram = \"1G\"");
+        running.config = config("[groups.no-such-group-here]\nvram = \"1G\"");
         for _ in 0..2 {
-            assert!(standing.settle_hours(|_| true).expect("work has begun").is_err());
+            assert!(running.settle_hours(|_| true).expect("work has begun").is_err());
         }
-        standing.config = config("");
-        assert_eq!(standing.settle_hours(|_| true).expect("it is tried again").unwrap().policy.caps.leases, Some(2));
+        running.config = config("");
+        assert_eq!(running.settle_hours(|_| true).expect("it is tried again").unwrap().policy.caps.leases, Some(2));
     }
 }

@@ -277,7 +277,7 @@ fn listen_beyond(settled: &Tcp) -> Result<TcpOptions, ServeError> {
 
 fn run(
     options: &ServeOptions,
-    (standing, settled): (RunningConfig, LoadedConfig),
+    (running, settled): (RunningConfig, LoadedConfig),
     mut eyes: HostSettings,
     journal: Journal,
     loaded: LoadedState,
@@ -318,8 +318,8 @@ fn run(
     let reports = to_loop.clone();
     let host = Arc::new(Host::start(eyes, clock, move |report| drop(reports.send(LoopInput::Report(report))))?);
 
-    let marks = LeaseProofs::open(&options.state_dir).map_err(ServeError::Marks)?;
-    let house = Arc::new(RwLock::new(settled.http_settings()));
+    let proofs = LeaseProofs::open(&options.state_dir).map_err(ServeError::Marks)?;
+    let settings = Arc::new(RwLock::new(settled.http_settings()));
     let notices = Arc::new(RwLock::new(settled.notices.clone()));
     let (watermarks, floor) =
         Watermarks::open(&options.state_dir, loop_thread::wall_us()).map_err(ServeError::Epochs)?;
@@ -348,7 +348,7 @@ fn run(
         ballast,
         boot,
         floor,
-        proofs: marks.clone(),
+        proofs: proofs.clone(),
         unmanaged: settled.unmanaged.clone(),
         visibility: settled.http_settings().visibility,
     };
@@ -358,9 +358,9 @@ fn run(
     let loop_thread = LoopThread { the_loop, clocks, inbox, effects, writer: orders };
     let loop_thread = spawn("sublet-loop", move || loop_thread.run())?;
 
-    let post = LoopClient::new(to_loop.clone(), clients, history.clone());
-    name_known_tenants(&post, &names, runtime);
-    runtime.block_on(wait_for_first_list(&post, &trouble));
+    let loop_client = LoopClient::new(to_loop.clone(), clients, history.clone());
+    name_known_tenants(&loop_client, &names, runtime);
+    runtime.block_on(wait_for_first_list(&loop_client, &trouble));
     let operators = Operators {
         own_uid: rustix::process::getuid().as_raw(),
         gid: settled.operators_gid,
@@ -369,7 +369,7 @@ fn run(
     let access = Access::new(operators, names.clone());
     let local_rate = Arc::new(LocalRate::new(settled.socket_rate));
     let app = App::new(AppState {
-        post,
+        loop_client,
         host: Arc::clone(&host),
         history,
         looks: FairLimiter::new(LOOKS, LOOKS),
@@ -386,8 +386,8 @@ fn run(
         by_driver,
         soft_state,
         shim: settled.shim,
-        house: Arc::clone(&house),
-        marks,
+        settings: Arc::clone(&settings),
+        proofs,
         stopping: stop.clone(),
         local_rate: Arc::clone(&local_rate),
         refusals: RefusalCounts::default(),
@@ -406,10 +406,10 @@ fn run(
         let reload = Reload {
             path: options.config.clone(),
             flags: options.tcp.clone(),
-            standing,
+            running,
             inbox: to_loop.clone(),
             access: access.clone(),
-            house: Arc::clone(&house),
+            settings: Arc::clone(&settings),
             notices: Arc::clone(&notices),
             trouble: config_trouble,
             local_rate,
@@ -549,11 +549,11 @@ fn clock_for(loaded: &LoadedState, boot: &str) -> Clock {
 }
 
 /// Waits until a new daemon knows the GPUs, or why it cannot: a request before that would be refused for good.
-async fn wait_for_first_list(post: &LoopClient, trouble: &RwLock<Option<String>>) {
+async fn wait_for_first_list(loop_client: &LoopClient, trouble: &RwLock<Option<String>>) {
     let knows_gpus = |view: &View<'_>| view.state.gpus().next().is_some();
     let is_over = async || {
         let has_trouble = trouble.read().is_ok_and(|trouble| trouble.is_some());
-        has_trouble || post.read(knows_gpus).await.unwrap_or(true)
+        has_trouble || loop_client.read(knows_gpus).await.unwrap_or(true)
     };
     let listed = async {
         while !is_over().await {
@@ -564,10 +564,11 @@ async fn wait_for_first_list(post: &LoopClient, trouble: &RwLock<Option<String>>
     let _ = tokio::time::timeout(FIRST_LIST, listed).await;
 }
 
-fn name_known_tenants(post: &LoopClient, names: &UserDirectory, runtime: &tokio::runtime::Runtime) {
-    let (post, names) = (post.clone(), names.clone());
+fn name_known_tenants(loop_client: &LoopClient, names: &UserDirectory, runtime: &tokio::runtime::Runtime) {
+    let (loop_client, names) = (loop_client.clone(), names.clone());
     runtime.spawn(async move {
-        let tenants = post.read(|view| view.state.rows().tenants.iter().map(|t| t.name.clone()).collect::<Vec<_>>());
+        let tenants =
+            loop_client.read(|view| view.state.rows().tenants.iter().map(|t| t.name.clone()).collect::<Vec<_>>());
         if let Ok(tenants) = tenants.await {
             // One after the other, so that whoever calls meanwhile need not wait for all of them.
             for uid in tenants.iter().filter_map(|tenant| crate::user_directory::uid_of(tenant)) {

@@ -26,10 +26,10 @@ impl View<'_> {
         wire::UnleasedProcesses {
             processes: shown.map(|stranger| self.shown_process(by, stranger, mode)).collect(),
             modes: modes
-                .map(|card| wire::GpuMode {
-                    index: card.facts.index,
-                    uuid: card.facts.uuid.clone(),
-                    mode: to_wire(card.mode),
+                .map(|gpu| wire::GpuMode {
+                    index: gpu.facts.index,
+                    uuid: gpu.facts.uuid.clone(),
+                    mode: to_wire(gpu.mode),
                 })
                 .collect(),
             rules: rules.map(rule).collect(),
@@ -42,9 +42,8 @@ impl View<'_> {
         let audit = &stranger.audit;
         let residence = enforcement::residence(self.state, stranger, self.now);
         let bytes = residence.as_ref().and_then(|(on, _)| on.iter().map(|(_, bytes)| bytes.map(|b| b.0)).sum());
-        let cards =
-            residence.map_or_else(|| stranger.gpus.clone(), |(on, _)| on.iter().map(|(card, _)| *card).collect());
-        let index = |card: &sublet_core::ids::GpuId| self.state.rows().gpus[usize::from(card.0)].facts.index;
+        let gpus = residence.map_or_else(|| stranger.gpus.clone(), |(on, _)| on.iter().map(|(gpu, _)| *gpu).collect());
+        let index = |gpu: &sublet_core::ids::GpuId| self.state.rows().gpus[usize::from(gpu.0)].facts.index;
         let of = self.state.lease_of(stranger).filter(|lease| find(self.state, by, *lease).is_ok());
         let mut shown = wire::UnleasedProcess {
             id: stranger.id.to_string(),
@@ -56,7 +55,7 @@ impl View<'_> {
             command: audit.command.clone(),
             unit: audit.unit.clone(),
             container: audit.container.clone(),
-            gpu_indices: cards.iter().map(index).collect(),
+            gpu_indices: gpus.iter().map(index).collect(),
             vram_bytes: bytes,
             age_s: self.now.since(stranger.since).as_secs_f64(),
             step: match stranger.step {

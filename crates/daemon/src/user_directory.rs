@@ -41,7 +41,7 @@ struct DirectoryCache {
     pending: Mutex<HashSet<u32>>,
     asks: mpsc::Sender<u32>,
     /// Signalled when a user was looked up.
-    told: watch::Sender<()>,
+    looked_up: watch::Sender<()>,
     /// Grows when more may follow from what is known.
     generation: AtomicU64,
     /// Grows when what is known must be looked up again.
@@ -75,7 +75,7 @@ impl UserDirectory {
             known: RwLock::default(),
             pending: Mutex::default(),
             asks,
-            told: watch::Sender::new(()),
+            looked_up: watch::Sender::new(()),
             generation: AtomicU64::new(0),
             round: AtomicU64::new(0),
         });
@@ -125,11 +125,11 @@ impl UserDirectory {
 
     /// Has a user looked up, and waits for that, but not longer.
     pub async fn wait(&self, uid: u32, patience: Duration) {
-        let mut told = self.0.told.subscribe();
+        let mut looked_up = self.0.looked_up.subscribe();
         self.ask(uid);
         let looked_up = async {
             while !self.has_fresh(uid) {
-                if told.changed().await.is_err() {
+                if looked_up.changed().await.is_err() {
                     return;
                 }
                 // It may have been looked up just before the reload.
@@ -186,7 +186,7 @@ impl DirectoryCache {
             known.insert(uid, KnownUser { name, gids, at: Instant::now(), round });
         }
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).remove(&uid);
-        self.told.send_replace(());
+        self.looked_up.send_replace(());
     }
 }
 

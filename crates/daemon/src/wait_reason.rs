@@ -105,7 +105,7 @@ impl View<'_> {
         }
         let found = state.gpus().map(|card| (card, explain::obstacle(state, lease, card, self.now)));
         let found = found.filter(|(_, obstacle)| *obstacle != WaitReason::Claimed);
-        // What could change soonest says most.
+        // The obstacle that could change first is told.
         let first = found.min_by_key(|(card, obstacle)| (weight(obstacle), missing(obstacle), self.index(*card)));
         let text = first.and_then(|(card, obstacle)| self.obstacle(by, lease, card, &obstacle));
         let text = match self.lacking_space(lease, place) {
@@ -125,8 +125,8 @@ impl View<'_> {
         }
     }
 
-    /// That only parking space keeps other leases from leaving for this one; `None` if that is not so, or not known so far
-    /// back in the queue.
+    /// That only parking space keeps other leases from leaving for this one; `None` if that is not so, or not known so
+    /// far back in the queue.
     pub(crate) fn lacking_space(&self, lease: &Lease, place: usize) -> Option<String> {
         if place > PLANNED_MAX {
             return None;
@@ -138,8 +138,8 @@ impl View<'_> {
     }
 
     /// What keeps a waiter off a GPU; `None` if only requests ahead of it do.
-    pub(crate) fn obstacle(&self, by: &Caller, lease: &Lease, card: GpuId, obstacle: &WaitReason) -> Option<String> {
-        let index = self.index(card);
+    pub(crate) fn obstacle(&self, by: &Caller, lease: &Lease, gpu: GpuId, obstacle: &WaitReason) -> Option<String> {
+        let index = self.index(gpu);
         let head = match obstacle {
             WaitReason::Claimed => return None,
             WaitReason::NotEligible => return Some(format!("GPU {index} is not among the GPUs of this request")),
@@ -162,7 +162,7 @@ impl View<'_> {
                 format!("GPU {index} has {} free, {} are needed", show(room.0), show(need.0))
             }
         };
-        let blockers = self.blockers(by, lease, card);
+        let blockers = self.blockers(by, lease, gpu);
         let suffice = |bytes: Bytes| match obstacle {
             WaitReason::TooFull { .. } => bytes >= missing(obstacle),
             // Only the lease that has the GPU to itself is in the way.
@@ -173,12 +173,12 @@ impl View<'_> {
         Some([Some(head), blockers.named(suffice), ways].into_iter().flatten().collect::<Vec<_>>().join("; "))
     }
 
-    fn index(&self, card: GpuId) -> u32 {
-        self.state.rows().gpus[usize::from(card.0)].facts.index
+    fn index(&self, gpu: GpuId) -> u32 {
+        self.state.rows().gpus[usize::from(gpu.0)].facts.index
     }
 
-    fn blockers(&self, by: &Caller, waiter: &Lease, card: GpuId) -> BlockingLeases {
-        let room = self.state.room(card);
+    fn blockers(&self, by: &Caller, waiter: &Lease, gpu: GpuId) -> BlockingLeases {
+        let room = self.state.room(gpu);
         let others = || room.leases().iter().filter(|(id, _)| **id != waiter.id);
         let parked = others().filter(|(_, claim)| claim.is_parked).map(|(_, claim)| claim.seen);
         let other = match &room.reading().reading {
@@ -194,7 +194,7 @@ impl View<'_> {
             leased: self
                 .leased(by, others().filter(|(_, claim)| !claim.is_parked).map(|(id, claim)| (*id, claim.counted()))),
             parked: parked.fold(Bytes::ZERO, |sum, bytes| sum + bytes),
-            unleased: self.unleased(by, card),
+            unleased: self.unleased(by, gpu),
             other,
         }
     }
@@ -224,8 +224,8 @@ impl View<'_> {
         of_user.into_iter().map(told).collect()
     }
 
-    fn unleased(&self, by: &Caller, card: GpuId) -> Vec<UnleasedUse> {
-        let room = self.state.room(card);
+    fn unleased(&self, by: &Caller, gpu: GpuId) -> Vec<UnleasedUse> {
+        let room = self.state.room(gpu);
         let Reading::Used(used) = &room.reading().reading else { return Vec::new() };
         let is_ours = |lease: LeaseId| room.leases().contains_key(&lease);
         let is_unleased = |it: &&Resident| it.is_of_interest() && !self.state.owner(&it.process).is_some_and(is_ours);
@@ -233,7 +233,7 @@ impl View<'_> {
         for resident in used.processes.iter().filter(is_unleased) {
             let row = self.state.rows().unleased.values().find(|row| row.audit.process == resident.process);
             let may_know = self.sees_all(by) || row.is_some_and(|row| unleased::may_see(by, row));
-            let process = self.unleased_process(by, resident, row, self.index(card));
+            let process = self.unleased_process(by, resident, row, self.index(gpu));
             if may_know { named.push(process) } else { hidden.push(process) }
         }
         if !hidden.is_empty() {

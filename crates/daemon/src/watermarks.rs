@@ -40,7 +40,7 @@ const LEASES_MOST: u64 = 1 << 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatermarkFloor {
     /// Of fences.
-    pub epoch: Fence,
+    pub fence: Fence,
     /// Of leases.
     pub lease: u64,
 }
@@ -49,7 +49,7 @@ pub struct WatermarkFloor {
 #[derive(Debug)]
 pub struct Watermarks {
     file: File,
-    mark: u64,
+    fences: u64,
     /// All lease numbers that were handed out are below this.
     leases: u64,
     /// The first lease number of this daemon.
@@ -70,21 +70,21 @@ impl Watermarks {
             }
             opened => opened?,
         };
-        let marks = PLACES.map(|place| read(&file, place));
-        let Some((mark, _)) = marks.into_iter().flatten().max() else {
+        let found = PLACES.map(|place| read(&file, place));
+        let Some((fences, _)) = found.into_iter().flatten().max() else {
             return Err(io::Error::new(io::ErrorKind::InvalidData, format!("`{}` is damaged", path.display())));
         };
-        let lease = marks.into_iter().flatten().map(|(_, leases)| leases).max().unwrap_or(0);
-        let epoch = wall_us.max(mark);
-        let next = usize::from(marks[0] == marks.into_iter().flatten().max());
-        let mut epochs = Watermarks { file, mark, leases: lease, first_lease: lease, next };
-        epochs.move_to(epoch.saturating_add(AHEAD), lease)?;
-        Ok((epochs, WatermarkFloor { epoch: Fence(epoch), lease }))
+        let lease = found.into_iter().flatten().map(|(_, leases)| leases).max().unwrap_or(0);
+        let fence = wall_us.max(fences);
+        let next = usize::from(found[0] == found.into_iter().flatten().max());
+        let mut watermarks = Watermarks { file, fences, leases: lease, first_lease: lease, next };
+        watermarks.move_to(fence.saturating_add(AHEAD), lease)?;
+        Ok((watermarks, WatermarkFloor { fence: Fence(fence), lease }))
     }
 
     /// Keeps the watermark ahead of the next fence.
     pub fn keep_ahead(&mut self, next: Fence) -> io::Result<()> {
-        if next.0.saturating_add(AHEAD / 2) <= self.mark {
+        if next.0.saturating_add(AHEAD / 2) <= self.fences {
             return Ok(());
         }
         self.move_to(next.0.saturating_add(AHEAD), self.leases)
@@ -97,7 +97,7 @@ impl Watermarks {
         }
         let ahead = next.saturating_sub(self.first_lease).clamp(LEASES_LEAST, LEASES_MOST);
         let leases = next.saturating_add(ahead);
-        let moved = self.move_to(self.mark, leases);
+        let moved = self.move_to(self.fences, leases);
         // Also after a failure: it is tried again after as many more.
         self.leases = leases;
         moved
@@ -105,13 +105,13 @@ impl Watermarks {
 
     /// The last write of a daemon that stops: it leaves no hole in the numbers of leases.
     pub fn close(&mut self, next_lease: u64) -> io::Result<()> {
-        PLACES.iter().try_for_each(|_| self.move_to(self.mark, next_lease))
+        PLACES.iter().try_for_each(|_| self.move_to(self.fences, next_lease))
     }
 
-    fn move_to(&mut self, mark: u64, leases: u64) -> io::Result<()> {
-        self.file.write_all_at(text(mark, leases).as_bytes(), PLACES[self.next])?;
+    fn move_to(&mut self, fences: u64, leases: u64) -> io::Result<()> {
+        self.file.write_all_at(text(fences, leases).as_bytes(), PLACES[self.next])?;
         self.file.sync_data()?;
-        (self.mark, self.leases, self.next) = (mark, leases, 1 - self.next);
+        (self.fences, self.leases, self.next) = (fences, leases, 1 - self.next);
         Ok(())
     }
 }
@@ -128,8 +128,8 @@ fn make(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-fn text(mark: u64, leases: u64) -> String {
-    format!("{mark:0DIGITS$}\n{leases:0DIGITS$}\n")
+fn text(fences: u64, leases: u64) -> String {
+    format!("{fences:0DIGITS$}\n{leases:0DIGITS$}\n")
 }
 
 /// The watermarks in a place. Releases that knew only fences wrote nothing behind theirs.
@@ -154,13 +154,14 @@ mod tests {
     #[test]
     fn no_fence_is_handed_out_twice_after_the_clock_was_set_back() {
         let dir = tempfile::tempdir().unwrap();
-        let begin =
-            |wall_us| Watermarks::open(dir.path(), wall_us).map(|(epochs, floor)| (epochs, floor.epoch)).unwrap();
+        let begin = |wall_us| {
+            Watermarks::open(dir.path(), wall_us).map(|(watermarks, floor)| (watermarks, floor.fence)).unwrap()
+        };
         let (_, first) = begin(1_000_000_000_000_000);
         assert_eq!(first, Fence(1_000_000_000_000_000));
-        let (mut epochs, second) = begin(5);
+        let (mut watermarks, second) = begin(5);
         assert_eq!(second.0, first.0 + AHEAD, "above all that the first may have handed out");
-        epochs.keep_ahead(Fence(second.0 + AHEAD - 1)).unwrap();
+        watermarks.keep_ahead(Fence(second.0 + AHEAD - 1)).unwrap();
         let (_, third) = begin(5);
         assert!(third.0 >= second.0 + AHEAD - 1, "above what it was told of, too: {third:?}");
         let (_, later) = begin(2_000_000_000_000_000);
@@ -170,21 +171,21 @@ mod tests {
     #[test]
     fn lease_numbers_grow_over_a_crash_and_have_no_hole_after_a_stop() {
         let dir = tempfile::tempdir().unwrap();
-        let begin = || Watermarks::open(dir.path(), 5).map(|(epochs, floor)| (epochs, floor.lease)).unwrap();
-        let (mut epochs, first) = begin();
+        let begin = || Watermarks::open(dir.path(), 5).map(|(watermarks, floor)| (watermarks, floor.lease)).unwrap();
+        let (mut watermarks, first) = begin();
         assert_eq!(first, 0);
-        epochs.keep_leases_ahead(22).unwrap();
+        watermarks.keep_leases_ahead(22).unwrap();
         assert_eq!(begin().1, 22 + LEASES_LEAST, "a crash: above all that may have left");
-        epochs.keep_leases_ahead(22 + LEASES_LEAST).unwrap();
+        watermarks.keep_leases_ahead(22 + LEASES_LEAST).unwrap();
         assert_eq!(begin().1, 22 + LEASES_LEAST, "nothing was to be written");
-        let (mut epochs, _) = begin();
-        epochs.keep_leases_ahead(90).unwrap();
-        epochs.keep_ahead(Fence(u64::MAX / 2)).unwrap();
-        epochs.close(90).unwrap();
-        let (mut epochs, next) = begin();
+        let (mut watermarks, _) = begin();
+        watermarks.keep_leases_ahead(90).unwrap();
+        watermarks.keep_ahead(Fence(u64::MAX / 2)).unwrap();
+        watermarks.close(90).unwrap();
+        let (mut watermarks, next) = begin();
         assert_eq!(next, 90);
         // A service that hands out many is ahead by as many, and writes seldom.
-        epochs.keep_leases_ahead(10_090).unwrap();
+        watermarks.keep_leases_ahead(10_090).unwrap();
         assert_eq!(begin().1, 20_090);
     }
 
@@ -196,7 +197,7 @@ mod tests {
             old[place as usize..][..DIGITS + 1].copy_from_slice(format!("{:0DIGITS$}\n", 77).as_bytes());
         }
         std::fs::write(dir.path().join(NAME), old).unwrap();
-        assert_eq!(Watermarks::open(dir.path(), 5).unwrap().1, WatermarkFloor { epoch: Fence(77), lease: 0 });
+        assert_eq!(Watermarks::open(dir.path(), 5).unwrap().1, WatermarkFloor { fence: Fence(77), lease: 0 });
     }
 
     #[test]
@@ -222,9 +223,9 @@ mod tests {
         let (path, file) = (dir.path().join(NAME), newest.file.try_clone().unwrap());
         let before = std::fs::read(&path).unwrap();
         // The older one is where the next would be written; it is as high as anything that was handed out before.
-        for (spoiled, mark) in [(newest.next, newest.mark), (1 - newest.next, newest.mark - AHEAD)] {
+        for (spoiled, fences) in [(newest.next, newest.fences), (1 - newest.next, newest.fences - AHEAD)] {
             file.write_all_at(b"00x", PLACES[spoiled]).unwrap();
-            assert_eq!(begin().1.epoch, Fence(mark));
+            assert_eq!(begin().1.fence, Fence(fences));
             file.write_all_at(&before, 0).unwrap();
         }
         PLACES.into_iter().for_each(|place| file.write_all_at(b"00x", place).unwrap());

@@ -122,14 +122,14 @@ impl SimJob {
 impl Sim<'_> {
     /// Sets the job's next timer; earlier ones are void.
     pub(crate) fn set_job_timer(&mut self, job: u32, delay_us: u64) {
-        let turn = &mut self.jobs[job as usize].timer_number;
-        *turn += 1;
-        self.timers.set(self.t + delay_us, Timer::Job(job, *turn));
+        let timer_number = &mut self.jobs[job as usize].timer_number;
+        *timer_number += 1;
+        self.timers.set(self.t + delay_us, Timer::Job(job, *timer_number));
     }
 
     /// Does what is next for a job.
-    pub(crate) fn advance_job(&mut self, job: u32, turn: u32) -> Result<(), Violation> {
-        if self.jobs[job as usize].timer_number != turn {
+    pub(crate) fn advance_job(&mut self, job: u32, timer_number: u32) -> Result<(), Violation> {
+        if self.jobs[job as usize].timer_number != timer_number {
             return Ok(());
         }
         match self.jobs[job as usize].stage {

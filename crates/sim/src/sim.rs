@@ -276,7 +276,7 @@ impl<'a> Sim<'a> {
             }
             Timer::StallOver(life) if life == self.life => self.stall_over(),
             Timer::Restart if self.daemon.is_none() => self.restart(),
-            Timer::Job(job, turn) => self.advance_job(job, turn),
+            Timer::Job(job, number) => self.advance_job(job, number),
             Timer::Exit(tree) => {
                 let leases = self.world.exit(tree);
                 self.schedule_member_reports(&leases);
@@ -296,9 +296,9 @@ impl<'a> Sim<'a> {
             Timer::ProgramExited(life, lease, process, method, died) if life == self.life => {
                 self.left(LeaseId(lease), (process, method), died)
             }
-            Timer::OrderDone(process, method, turn) => self.done((process, method), turn),
+            Timer::OrderDone(process, method, number) => self.done((process, method), number),
             Timer::WrapperPoll(life, lease) if life == self.life => self.heed(LeaseId(lease)),
-            Timer::HookDone(lease, turn) => self.hook_done(LeaseId(lease), turn),
+            Timer::HookDone(lease, number) => self.hook_done(LeaseId(lease), number),
             Timer::WrapperExits(lease) => self.orphan(LeaseId(lease)),
             Timer::ReadHostMemory(life) if life == self.life => self.read_ram(),
             Timer::ByHand => self.hand(),
@@ -307,8 +307,8 @@ impl<'a> Sim<'a> {
             Timer::Audit(life, process) if life == self.life => self.deliver_audit(process),
             Timer::ReportExit(life, process) if life == self.life => self.report(UnleasedEvent::Exited { process }),
             Timer::SelfTest(life) if life == self.life => self.run_self_test(),
-            Timer::SendSignal(life, blow) if life == self.life => self.send_signal(blow),
-            Timer::SignalOutcome(life, blow) if life == self.life => self.report_signal_outcome(blow),
+            Timer::SendSignal(life, number) if life == self.life => self.send_signal(number),
+            Timer::SignalOutcome(life, number) if life == self.life => self.report_signal_outcome(number),
             Timer::ChangeEnforcement => self.change_enforcement(),
             _ => Ok(()),
         }
@@ -466,11 +466,11 @@ impl<'a> Sim<'a> {
 
 /// True if this must wait while the daemon's loop is stalled.
 fn waits_for_loop(timer: Timer) -> bool {
-    let loops = matches!(
+    let loop_events = matches!(
         timer,
         Timer::Tick(_) | Timer::FinishReading(..) | Timer::Synced(_) | Timer::ReportMembers(..) | Timer::ListGpus(_)
     );
-    let words = matches!(
+    let reports = matches!(
         timer,
         Timer::Connect(..)
             | Timer::DeliverReport(..)
@@ -481,5 +481,5 @@ fn waits_for_loop(timer: Timer) -> bool {
     );
     let unleased =
         matches!(timer, Timer::Audit(..) | Timer::ReportExit(..) | Timer::SelfTest(_) | Timer::SignalOutcome(..));
-    loops || words || unleased
+    loop_events || reports || unleased
 }

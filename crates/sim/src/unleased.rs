@@ -159,22 +159,22 @@ impl Sim<'_> {
             return Ok(());
         }
         let tree = self.world.spawn();
-        let rare = self.shape.unleased.one_at_a_time;
-        for _ in 0..self.rng_unleased.pick(if rare { &[0, 0, 0, 0] } else { &[0, 0, 1, 2] }) {
+        let one_at_a_time = self.shape.unleased.one_at_a_time;
+        for _ in 0..self.rng_unleased.pick(if one_at_a_time { &[0, 0, 0, 0] } else { &[0, 0, 1, 2] }) {
             self.world.fork(tree);
         }
         let graphics = self.rng_unleased.chance(60);
         for process in self.world.trees[&tree].live.clone() {
             self.install_lodger(process);
-            for _ in 0..self.rng_unleased.pick(if rare { &[1, 1, 1, 1] } else { &[0, 1, 1, 2] }) {
+            for _ in 0..self.rng_unleased.pick(if one_at_a_time { &[1, 1, 1, 1] } else { &[0, 1, 1, 2] }) {
                 let anywhere = self.rng_unleased.below(self.world.gpus.len() as u64) as usize;
-                let gpu = if rare { self.world.least_used_gpu() } else { anywhere };
+                let gpu = if one_at_a_time { self.world.least_used_gpu() } else { anywhere };
                 let bytes = Bytes(self.rng_unleased.within(1, 4_000 << 20));
                 self.world.allocate(gpu, process, bytes, graphics);
                 self.world.gpus[gpu].uncapped_use_us = self.t;
             }
         }
-        let stay = self.rng_unleased.within(if rare { 60 * S } else { 10 * S }, 200 * S);
+        let stay = self.rng_unleased.within(if one_at_a_time { 60 * S } else { 10 * S }, 200 * S);
         self.timers.set(self.t + stay, Timer::Exit(tree));
         Ok(())
     }
@@ -278,22 +278,22 @@ impl Sim<'_> {
         let tree = self.world.tree_of(process);
         let owner = self.jobs.iter().find(|job| job.tree.is_some() && job.tree == tree).map(|job| job.tenant as u64);
         let tenants = self.shape.tenants as u64;
-        let anybody = self.rng_unleased.below(tenants + 2);
-        let odd = self.rng_unleased.chance(self.shape.unleased.protected);
+        let any_caller = self.rng_unleased.below(tenants + 2);
+        let is_protected = self.rng_unleased.chance(self.shape.unleased.protected);
         let which = self.rng_unleased.below(6);
         let facts = ProcessAudit {
             // The last two are a user without requests, and the operator.
-            uid: match owner.unwrap_or(anybody) {
+            uid: match owner.unwrap_or(any_caller) {
                 n if n == tenants => 0,
                 n => 1000 + n as u32,
             },
             exe: self.rng_unleased.below(5),
             unit: self.rng_unleased.chance(200).then(|| self.rng_unleased.below(3)),
-            container: (odd && which < 2).then(|| self.rng_unleased.below(4)),
-            devices: !(odd && which == 2),
-            unread: odd && which == 3,
-            kernel: odd && which == 4,
-            seat: odd && which == 5,
+            container: (is_protected && which < 2).then(|| self.rng_unleased.below(4)),
+            devices: !(is_protected && which == 2),
+            unread: is_protected && which == 3,
+            kernel: is_protected && which == 4,
+            seat: is_protected && which == 5,
             on_signal: self.rng_unleased.pick(&[
                 ProcessKind::ExitsInTime,
                 ProcessKind::ExitsInTime,
@@ -394,8 +394,8 @@ impl Sim<'_> {
         let (stranger, signal, at, processes) = (*stranger, *signal, *at, processes.clone());
         let delay = self.rng_unleased.within(0, longest_us);
         let Some(daemon) = &mut self.daemon else { return };
-        let blow = SentSignal { unleased: stranger, signal, at, processes, outcome: Vec::new() };
-        daemon.watching.signals.push(blow);
+        let sent_signal = SentSignal { unleased: stranger, signal, at, processes, outcome: Vec::new() };
+        daemon.watching.signals.push(sent_signal);
         let number = daemon.watching.signals.len() as u32 - 1;
         self.timers.set(self.t + delay, Timer::SendSignal(self.life, number));
     }
@@ -507,8 +507,8 @@ impl Sim<'_> {
         let delay = self.rng_unleased.within(S / 2, most);
         self.timers.set(self.t + delay, Timer::ChangeEnforcement);
         let last = self.callers.len() - 1;
-        let anybody = self.rng_unleased.below(self.callers.len() as u64) as usize;
-        let by = if self.rng_unleased.chance(80) { anybody } else { last };
+        let any_caller = self.rng_unleased.below(self.callers.len() as u64) as usize;
+        let by = if self.rng_unleased.chance(80) { any_caller } else { last };
         let caller = self.callers[by].clone();
         match self.rng_unleased.below(12) {
             0..5 => {

@@ -103,7 +103,7 @@ impl CapsConfig {
         Ok(caps)
     }
 
-    /// Some keys mean nothing in some tables, and what means nothing must not look as if it held.
+    /// Refuses keys that mean nothing in this table: they must not look as if they held.
     fn has_no(&self, table: &'static str, keys: &[&'static str]) -> Result<(), ConfigError> {
         let there = |key: &str| match key {
             "share" => self.share.is_some(),

@@ -41,7 +41,7 @@ impl Finding {
     }
 }
 
-/// What a good configuration says: a topic, and a sentence about it.
+/// The summary of a good configuration: topics, each with a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckedConfig(pub Vec<(&'static str, String)>);
 
@@ -146,7 +146,7 @@ fn without_line(error: &Error) -> Finding {
     Finding { line: None, message, hint }
 }
 
-/// What the reader of TOML says, with the key that may have been meant.
+/// The TOML reader's error, with the key that may have been meant.
 fn unreadable(message: &str) -> (String, Option<String>) {
     let message = message.trim().lines().collect::<Vec<_>>().join("; ");
     let mut words = message.split('`').skip(1).step_by(2);

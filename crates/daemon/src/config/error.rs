@@ -82,7 +82,7 @@ pub enum ConfigError {
         /// The key that names it.
         key: KeyPath,
     },
-    /// A key that says nothing where it stands.
+    /// A key that means nothing in its table.
     #[error("`{key}` is set, and means nothing in `[{table}]`")]
     Misplaced {
         /// The key.

@@ -146,7 +146,7 @@ pub struct LoadedConfig {
     pub history: u64,
     /// GPUs on which nothing is leased.
     pub unmanaged: Vec<String>,
-    /// Which GPUs, if it says so.
+    /// The GPUs that it names; `None` if it names none.
     pub gpu: Option<GpuSpec>,
     /// The service over TCP, if there is to be one.
     pub tcp: Option<Tcp>,
@@ -186,7 +186,7 @@ impl Config {
         toml::from_str(text).map_err(|source| ConfigError::Wrong { path: path.to_owned(), source: Box::new(source) })
     }
 
-    /// What the command line says about TCP goes before what the file says.
+    /// The command line's TCP options take precedence over the file's.
     pub fn over(mut self, flags: &TcpConfig) -> Config {
         let set = |place: &mut Option<PathBuf>, flag: &Option<PathBuf>| {
             if flag.is_some() {
@@ -530,7 +530,7 @@ mod tests {
         assert!(settle("head_start.spot = \"0s\"").is_ok(), "none is a head start too");
     }
 
-    /// The keys that a table may have, by what the reader of TOML says about one that it does not know.
+    /// The keys that a table may have, as the TOML reader lists them for an unknown one.
     fn keys_of(table: &str) -> Vec<String> {
         let header = match table {
             "" => String::new(),

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// The service over TCP, as the file or the command line says; off without an address.
+/// The service over TCP, from the file or the command line; off without an address.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TcpConfig {

@@ -1,4 +1,4 @@
-//! How single values are read: each refuses what makes no sense, and says what would do.
+//! Readers of single values: each refuses a senseless one, and tells what would be accepted.
 
 use super::ConfigError;
 use crate::view::Visibility;

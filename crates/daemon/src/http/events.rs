@@ -127,7 +127,7 @@ impl Follow {
     }
 }
 
-/// After which line a stream begins whose caller has seen up to `seen`, and what it is told first. The log has the
+/// After which line a stream begins for a caller that has seen up to `seen`, and what it is told first. The log has the
 /// lines from `first` to `last`.
 fn begin(seen: Option<u64>, (first, last): (u64, u64)) -> (u64, Option<Event>) {
     match seen {

@@ -26,7 +26,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let (by_driver, kind, stock) = (app.by_driver, app.kind, app.host.stock_bytes());
     let look =
         move |view: &View<'_>| (view.gpus(&caller), view.parking(by_driver, kind, stock), view.sees_all(&caller));
-    let (mut cards, parking, see_all) = app.post.read(look).await?;
+    let (mut cards, parking, see_all) = app.loop_client.read(look).await?;
     let whose = if see_all { AsideOwner::Anybodys } else { AsideOwner::Only(peer.uid()) };
     add_unleased_users(&app, &by, &mut cards, whose).await;
     let said = |trouble: &RwLock<Option<String>>| trouble.read().ok().and_then(|trouble| trouble.clone());
@@ -89,7 +89,7 @@ async fn add_unleased_users(app: &App, by: &Caller, cards: &mut Vec<wire::Gpu>, 
 pub async fn drain(State(app): State<App>, PathName(card): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
-    Ok(app.post.call(by.clone(), Event::Gpu(GpuEvent::DrainRequested { by, gpu: card }), heard.key).await?)
+    Ok(app.loop_client.call(by.clone(), Event::Gpu(GpuEvent::DrainRequested { by, gpu: card }), heard.key).await?)
 }
 
 /// Puts a GPU back into service.
@@ -103,7 +103,7 @@ pub async fn drain(State(app): State<App>, PathName(card): PathName, request: Re
 pub async fn clear(State(app): State<App>, PathName(card): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
-    Ok(app.post.call(by.clone(), Event::Gpu(GpuEvent::ClearRequested { by, gpu: card }), heard.key).await?)
+    Ok(app.loop_client.call(by.clone(), Event::Gpu(GpuEvent::ClearRequested { by, gpu: card }), heard.key).await?)
 }
 
 /// Puts a GPU aside for a while: leases there are parked if possible, and none is granted. Operators may do it, and users
@@ -126,7 +126,7 @@ pub async fn put_aside(State(app): State<App>, PathName(card): PathName, request
     let span = for_s.map(|seconds| Span::secs(seconds.min(u64::from(u32::MAX))));
     let ask = AsideRequest { span, key: key.unwrap_or_default(), renews: renew, at_seat: seat.unwrap_or(false) };
     Ok(app
-        .post
+        .loop_client
         .call(by.clone(), Event::Gpu(GpuEvent::AsideRequested { by, gpu: card, request: ask }), heard.key)
         .await?)
 }
@@ -152,5 +152,5 @@ pub async fn end_aside(State(app): State<App>, PathName(card): PathName, request
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
     let event = Event::Gpu(GpuEvent::AsideEndRequested { by: by.clone(), gpu: card, key: query.key });
-    Ok(app.post.call(by, event, heard.key).await?)
+    Ok(app.loop_client.call(by, event, heard.key).await?)
 }

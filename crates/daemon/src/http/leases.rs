@@ -68,7 +68,7 @@ async fn decide_request(app: &App, heard: ParsedBody<wire::LeaseRequest>) -> Res
     let ask = read_request(heard.body, ttl)?;
     let (tenant, is_repeated) = (by.tenant.clone(), heard.key.is_some());
     let reply = app
-        .post
+        .loop_client
         .call(by.clone(), Event::Lease(LeaseEvent::Requested { by, request: ask, wait, root }), heard.key)
         .await?;
     Ok(with_proof(app, reply, &tenant, is_repeated))
@@ -78,11 +78,11 @@ async fn decide_request(app: &App, heard: ParsedBody<wire::LeaseRequest>) -> Res
 /// that may be stored is read from it.
 fn with_proof(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Reply {
     let stored = || if may_be_stored && !reply.is_problem() { granted_in(&reply.body, tenant) } else { None };
-    if let Some((lease, epoch)) = reply.granted.or_else(stored)
+    if let Some((lease, fence)) = reply.granted.or_else(stored)
         && reply.body.pop() == Some('}')
     {
         // At the end each time, so that the same answer is the same.
-        let written = write!(reply.body, r#","proof":"{}"}}"#, app.marks.grant(lease, epoch).proof);
+        let written = write!(reply.body, r#","proof":"{}"}}"#, app.proofs.grant(lease, fence).proof);
         debug_assert!(written.is_ok(), "a string takes whatever is written to it");
     }
     reply
@@ -98,49 +98,49 @@ fn granted_in(body: &str, tenant: &str) -> Option<(LeaseId, Fence)> {
 /// The longest reason of a hook's failure.
 const WHY_MAX: usize = 256;
 
-fn read_request(ask: wire::LeaseRequest, ttl: Span) -> Result<LeaseRequest, Problem> {
+fn read_request(request: wire::LeaseRequest, ttl: Span) -> Result<LeaseRequest, Problem> {
     let odd = |refusal| messages::problem(&Refusal::BadAsk(refusal));
     use sublet_core::request::RequestError;
-    if ask.ttl_s.is_some() && ask.time_s.is_some() {
+    if request.ttl_s.is_some() && request.time_s.is_some() {
         return Err(Problem::new(Code::BadValue, "`ttl_s` and `time_s` exclude each other")
             .hint("give `time_s` for a fixed term, or `ttl_s` for one that use renews"));
     }
     Ok(LeaseRequest {
-        vram: match ask.vram_bytes {
+        vram: match request.vram_bytes {
             wire::Vram::Bytes(bytes) => Vram::Bytes(Bytes(bytes)),
             wire::Vram::Whole => Vram::Whole,
         },
-        gpus: u16::try_from(ask.gpus).map_err(|_| odd(RequestError::Gpus))?,
-        term: match ask.time_s {
+        gpus: u16::try_from(request.gpus).map_err(|_| odd(RequestError::Gpus))?,
+        term: match request.time_s {
             Some(seconds) => Term::Fixed(Span(seconds.saturating_mul(1_000_000))),
             None => Term::Renewed(ttl),
         },
-        tier: tier(ask.tier),
-        priority: i8::try_from(ask.priority).map_err(|_| odd(RequestError::Priority))?,
-        exclusivity: match ask.exclusivity {
+        tier: tier(request.tier),
+        priority: i8::try_from(request.priority).map_err(|_| odd(RequestError::Priority))?,
+        exclusivity: match request.exclusivity {
             wire::Exclusivity::Shared => Exclusivity::Shared,
             wire::Exclusivity::SessionExclusive => Exclusivity::Session,
             wire::Exclusivity::DeviceExclusive => Exclusivity::Device,
         },
-        preempt: match ask.preempt {
+        preempt: match request.preempt {
             None => Preempt::Usual,
             Some(wire::Preempt::Park) => Preempt::Park,
             Some(wire::Preempt::End) => Preempt::End,
             Some(wire::Preempt::Never) => Preempt::Never,
         },
-        at_least: ask.accept_smaller_bytes.map(Bytes),
-        gpus_allowed: ask.on.as_deref().map(GpuSelector::read),
-        has_hook: ask.has_hook,
-        may_lose_state: ask.may_lose,
+        at_least: request.accept_smaller_bytes.map(Bytes),
+        gpus_allowed: request.on.as_deref().map(GpuSelector::read),
+        has_hook: request.has_hook,
+        may_lose_state: request.may_lose,
         is_measured: false,
-        notice: match ask.notice {
+        notice: match request.notice {
             None => None,
             Some(notice) => {
                 let signal = signals::number(&notice.signal).ok_or_else(|| odd(RequestError::Notice))?;
                 Some(Notice { signal, before: Span(notice.before_s.saturating_mul(1_000_000)) })
             }
         },
-        name: ask.name,
+        name: request.name,
     })
 }
 
@@ -178,7 +178,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
         return Err(messages::problem(&Refusal::NotOperator).into());
     }
     let after = query.after.map(|id| id.parse::<LeaseId>().map_err(|_| no_id(&id))).transpose()?;
-    Ok(Json(app.post.read(move |view| view.leases(&by, query.all, after, LIST_MAX)).await?))
+    Ok(Json(app.loop_client.read(move |view| view.leases(&by, query.all, after, LIST_MAX)).await?))
 }
 
 fn no_id(text: &str) -> Problem {
@@ -193,7 +193,7 @@ fn no_id(text: &str) -> Problem {
 ))]
 pub async fn queue(State(app): State<App>, request: Request) -> Result<Json<wire::Leases>, Refused> {
     let by = body::peer(&request)?.caller.clone();
-    Ok(Json(app.post.read(move |view| view.queue(&by, 256)).await?))
+    Ok(Json(app.loop_client.read(move |view| view.queue(&by, 256)).await?))
 }
 
 #[derive(Deserialize)]
@@ -254,7 +254,7 @@ pub async fn show(
 /// A lease with its proof, for a caller that may bind processes to it.
 fn show_with_proof(app: &App, peer: &Peer, mut lease: wire::Lease) -> wire::Lease {
     if !peer.is_read_only() {
-        app.marks.add_to(&mut lease, &peer.caller.tenant);
+        app.proofs.add_to(&mut lease, &peer.caller.tenant);
     }
     lease
 }
@@ -270,7 +270,7 @@ async fn await_change(
     let lost = Arc::new(Notify::new());
     let told = |no_seat: LimitReached| no_seat.problem(&by.tenant, "calls that wait for a lease");
     let _seat = app.polls.take(&by.tenant, &lost).map_err(told)?;
-    let mut watching = app.post.watch(by.clone(), lease, until)?;
+    let mut watching = app.loop_client.watch(by.clone(), lease, until)?;
     let mut stopping = app.stopping.clone();
     tokio::select! {
         answer = tokio::time::timeout(wait, watching.changed()) => match answer {
@@ -289,13 +289,13 @@ async fn live_or_past(app: &App, by: Caller, id: LeaseId) -> Result<wire::Lease,
     let caller = by.clone();
     let look =
         move |view: &View<'_>| find(view.state, &caller, id).ok().map(|lease| view.lease_in_full(&caller, lease));
-    let live = app.post.read(look).await?;
+    let live = app.loop_client.read(look).await?;
     if let Some(lease) = live {
         return Ok(lease);
     }
     let past = super::records::history(app, &by, move |reader| reader.ended(id)).await?;
     let Some(past) = past else { return Err(no_such_lease()) };
-    let seen = app.post.read(move |view| {
+    let seen = app.loop_client.read(move |view| {
         let own = view.state.tenant_name(past.tenant) == by.tenant;
         (own || by.operator).then(|| view::past(&past, view))
     });
@@ -320,7 +320,8 @@ pub async fn explain(
     let peer = body::peer(&request)?;
     let id = lease_id(&id)?;
     let (by, caller) = (peer.caller.clone(), peer.caller.clone());
-    let found = app.post.read(move |view| find(view.state, &caller, id).ok().map(|lease| view.explain(&caller, lease)));
+    let found =
+        app.loop_client.read(move |view| find(view.state, &caller, id).ok().map(|lease| view.explain(&caller, lease)));
     if let Some(explanation) = found.await? {
         return Ok(Json(explanation));
     }
@@ -344,7 +345,7 @@ pub async fn renew(State(app): State<App>, PathName(id): PathName, request: Requ
     let by = heard.peer.caller.clone();
     let event =
         Event::Lease(LeaseEvent::RenewalRequested { by: by.clone(), lease, fence: read_fence(heard.body.fence)? });
-    let reply = app.post.call(by.clone(), event, heard.key).await?;
+    let reply = app.loop_client.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
 
@@ -377,14 +378,16 @@ pub async fn accept(State(app): State<App>, PathName(id): PathName, request: Req
     let by = heard.peer.caller.clone();
     let asked = {
         let by = by.clone();
-        app.post.read(move |view| find(view.state, &by, lease).ok().map(|lease| u32::from(lease.request.gpus))).await?
+        app.loop_client
+            .read(move |view| find(view.state, &by, lease).ok().map(|lease| u32::from(lease.request.gpus)))
+            .await?
     };
     let gpus = heard.body.gpus.or(asked).unwrap_or(1);
     let gpus = u16::try_from(gpus).map_err(|_| messages::problem(&Refusal::BadAsk(RequestError::Gpus)))?;
     let event =
         Event::Lease(LeaseEvent::OfferAccepted { by: by.clone(), lease, vram: Bytes(heard.body.vram_bytes), gpus });
     let is_repeated = heard.key.is_some();
-    let reply = with_proof(&app, app.post.call(by.clone(), event, heard.key).await?, &by.tenant, is_repeated);
+    let reply = with_proof(&app, app.loop_client.call(by.clone(), event, heard.key).await?, &by.tenant, is_repeated);
     ended_is_ended(&app, by, lease, reply).await
 }
 
@@ -403,13 +406,13 @@ pub async fn bind(State(app): State<App>, PathName(id): PathName, request: Reque
     let by = heard.peer.caller.clone();
     // The lease is looked up first: a pid must not tell whether it exists.
     let caller = by.clone();
-    let live = app.post.read(move |view| find(view.state, &caller, lease).is_ok()).await?;
+    let live = app.loop_client.read(move |view| find(view.state, &caller, lease).is_ok()).await?;
     if !live {
         return ended_is_ended(&app, by, lease, Reply::problem(&messages::problem(&Refusal::NoSuchLease))).await;
     }
     let process = heard.peer.named_process(heard.body.pid)?;
     let event = Event::Lease(LeaseEvent::BindRequested { by: by.clone(), lease, fence: epoch, process });
-    let reply = app.post.call(by.clone(), event, heard.key).await?;
+    let reply = app.loop_client.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
 
@@ -426,8 +429,10 @@ pub async fn park(State(app): State<App>, PathName(id): PathName, request: Reque
     let heard = body::empty(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    let reply =
-        app.post.call(by.clone(), Event::Lease(LeaseEvent::ParkRequested { by: by.clone(), lease }), heard.key).await?;
+    let reply = app
+        .loop_client
+        .call(by.clone(), Event::Lease(LeaseEvent::ParkRequested { by: by.clone(), lease }), heard.key)
+        .await?;
     ended_is_ended(&app, by, lease, reply).await
 }
 
@@ -444,7 +449,7 @@ pub async fn resume(State(app): State<App>, PathName(id): PathName, request: Req
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
     let reply = app
-        .post
+        .loop_client
         .call(by.clone(), Event::Lease(LeaseEvent::ResumeRequested { by: by.clone(), lease }), heard.key)
         .await?;
     ended_is_ended(&app, by, lease, reply).await
@@ -476,7 +481,7 @@ pub async fn hook(State(app): State<App>, PathName(id): PathName, request: Reque
         fence: read_fence(heard.body.fence)?,
         report: said,
     });
-    let reply = app.post.call(by.clone(), event, heard.key).await?;
+    let reply = app.loop_client.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
 
@@ -501,7 +506,7 @@ pub async fn release(State(app): State<App>, PathName(id): PathName, request: Re
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
     let event = Event::Lease(LeaseEvent::ReleaseRequested { by: by.clone(), lease, fence: query.fence.map(Fence) });
-    let reply = app.post.call(by.clone(), event, heard.key).await?;
+    let reply = app.loop_client.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
 

@@ -52,7 +52,7 @@ impl LocalRate {
         self.keepers.set(rate);
     }
 
-    /// Lets a call through, or says when the caller may try again.
+    /// Lets a call through, or returns when the caller may try again.
     pub fn admit(&self, by: &Caller, purpose: Purpose, now: Instant) -> Result<(), Problem> {
         if by.operator {
             return Ok(());

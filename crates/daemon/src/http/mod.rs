@@ -72,7 +72,7 @@ impl Deref for App {
 /// The parts themselves.
 pub struct AppState {
     /// The loop.
-    pub post: LoopClient,
+    pub loop_client: LoopClient,
     /// The host's readers and workers, for tests of the driver.
     pub host: Arc<Host>,
     /// History.
@@ -106,9 +106,9 @@ pub struct AppState {
     /// Programs without it are parked by the driver.
     pub by_driver: bool,
     /// What the configuration says about the API; read again on reload.
-    pub house: Arc<RwLock<HttpSettings>>,
+    pub settings: Arc<RwLock<HttpSettings>>,
     /// The proofs of leases.
-    pub marks: LeaseProofs,
+    pub proofs: LeaseProofs,
     /// Set when the daemon stops.
     pub stopping: watch::Receiver<bool>,
     /// How often local users may call.
@@ -132,7 +132,7 @@ pub struct HttpSettings {
 
 impl AppState {
     fn settings(&self) -> HttpSettings {
-        *self.house.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+        *self.settings.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -243,7 +243,7 @@ fn status(text: &str) -> Health {
     OnRead,
 ))]
 pub(crate) async fn health(axum::extract::State(app): axum::extract::State<App>) -> Result<Json<Health>, Refused> {
-    app.post.read(|_| ()).await?;
+    app.loop_client.read(|_| ()).await?;
     Ok(Json(status("ok")))
 }
 
@@ -256,7 +256,7 @@ pub(crate) async fn health(axum::extract::State(app): axum::extract::State<App>)
 ))]
 pub(crate) async fn ready(axum::extract::State(app): axum::extract::State<App>) -> Result<Json<Health>, Refused> {
     let look = |view: &View<'_>| (!view.state.listed_facts().is_empty(), view.state.stopped());
-    let (listed, stopped) = app.post.read(look).await?;
+    let (listed, stopped) = app.loop_client.read(look).await?;
     let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());
     match (trouble, stopped) {
         (_, Some(stopped)) => Err(crate::messages::problem(&stopped).into()),

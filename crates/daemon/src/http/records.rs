@@ -55,7 +55,7 @@ pub async fn usage(State(app): State<App>, request: Request) -> Result<Json<wire
     let by = body::peer(&request)?.caller.clone();
     let query: UsageQuery = body::query(&request)?;
     let (mut rows, more) = match query.by {
-        wire::UsageBy::Tenant => (app.post.read(move |view| view.usage(&by)).await?, false),
+        wire::UsageBy::Tenant => (app.loop_client.read(move |view| view.usage(&by)).await?, false),
         wire::UsageBy::Lease => usage_by_lease(&app, by).await?,
     };
     if query.by == wire::UsageBy::Tenant {
@@ -73,14 +73,14 @@ pub async fn usage(State(app): State<App>, request: Request) -> Result<Json<wire
 pub async fn accept_loss(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
-    Ok(app.post.call(by.clone(), Event::Daemon(DaemonEvent::LossAccepted { by }), heard.key).await?)
+    Ok(app.loop_client.call(by.clone(), Event::Daemon(DaemonEvent::LossAccepted { by }), heard.key).await?)
 }
 
 /// The leases that are live and the last that ended, and whether more did.
 async fn usage_by_lease(app: &App, by: Caller) -> Result<(Vec<wire::UsageRow>, bool), Refused> {
     let caller = by.clone();
     let (mut rows, tenant, tenants) = app
-        .post
+        .loop_client
         .read(move |view| {
             let tenant = view.state.tenant(&caller.tenant);
             (view.usage_of_leases(&caller), tenant, view.state.rows().tenants.clone())
@@ -157,7 +157,7 @@ impl AuditFilter {
     pub async fn of(app: &App, by: Caller, lease: Option<LeaseId>) -> Result<AuditFilter, Refused> {
         let (name, operator) = (by.tenant.clone(), by.operator);
         let (tenant, mine, own) = app
-            .post
+            .loop_client
             .read(move |view| {
                 let tenant = view.state.tenant(&name);
                 let own = view.state.rows().leases.values().filter(|lease| Some(lease.tenant) == tenant);

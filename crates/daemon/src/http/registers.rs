@@ -53,8 +53,8 @@ struct ChainsQuery {
     limit: Option<usize>,
 }
 
-/// Lists the chains of a register, by name, each with the number of its newest entry. A register that does not exist has
-/// none.
+/// Lists the chains of a register, by name, each with the number of its newest entry. A register that does not exist
+/// has none.
 #[utoipa::path(get, operation_id = "list_chains", path = "/v1/registers/{register}/chains", tag = "registers", params(
     ("register" = String, Path, description = "the register", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", example = "default"),
     ("after" = Option<String>, Query, description = "chains after this one: for the next page, the last chain of this one", pattern = "^[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}$"),
@@ -122,8 +122,8 @@ pub async fn entries(State(app): State<App>, place: ChainPlace, request: Request
     Ok(held(reply, turn))
 }
 
-/// Creates an entry, if its number is the next one of the chain. The answer comes when it is on the disk. A register and
-/// a chain begin with their first entry.
+/// Creates an entry, if its number is the next one of the chain. The answer comes when it is on the disk. A register
+/// and a chain begin with their first entry.
 #[utoipa::path(put, operation_id = "create_entry", path = "/v1/registers/{register}/chains/{chain}/entries/{number}", tag = "registers",
     request_body(content_type = "application/octet-stream", description = "the bytes of the entry, at most 1 MiB"), params(
     ("register" = String, Path, description = "the register", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", example = "default"),
@@ -303,7 +303,7 @@ impl<S: Send + Sync> FromRequestParts<S> for EntryPlace {
     }
 }
 
-/// An answer that keeps its tenant's turn until it was taken: a client that reads slowly cannot pile answers up.
+/// An answer that keeps its tenant's permit until it was taken: a client that reads slowly cannot pile answers up.
 fn held(reply: Reply, turn: CallPermit) -> Response {
     let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let body = HeldBody { left: reply.body.into(), _turn: turn };

@@ -5,9 +5,9 @@
 //!                 another user ──► users      ┘
 //!   TCP           any address ──► unproven ──a good token──► tokens
 //! ```
-//! A caller with many connections cannot take the seats of others: each has a limit of its own, and where all seats of a
-//! kind are taken, the caller with most of them loses the oldest to a caller with fewer. Seats of operators, and of callers
-//! with a good token, are apart from those of all others.
+//! A caller with many connections cannot take the seats of others: each has a limit of its own, and where all seats of
+//! a kind are taken, the caller with most of them loses the oldest to a caller with fewer. Seats of operators, and of
+//! callers with a good token, are apart from those of all others.
 //!
 //! Absent on purpose: sockets, time, and what a seat is for.
 
@@ -44,8 +44,8 @@ pub struct Limits {
     pub unproven: Share,
 }
 
-/// A user's programs have one connection each that waits for a lease; the largest crowd of them in our tests is 200. One
-/// user gets at most an eighth of all seats for users, one token's tenant an eighth of those for tokens.
+/// A user's programs have one connection each that waits for a lease; the largest crowd of them in our tests is 200.
+/// One user gets at most an eighth of all seats for users, one token's tenant an eighth of those for tokens.
 pub const LIMITS: Limits = Limits {
     users: Share { all: 4_096, each: 512 },
     operators: Share { all: 1_024, each: 1_024 },
@@ -60,7 +60,7 @@ pub const POLLS: Share = Share { all: 4_096, each: 256 };
 /// Event streams. Each reads the log whenever it grows, so they are fewer.
 pub const STREAMS: Share = Share { all: 1_024, each: 64 };
 
-/// Descriptors for all but connections: programs with Sublet's library, processes of leases, the journal, workers.
+/// Descriptors for all but connections: programs with the shim, processes of leases, the journal, workers.
 const OTHER_FILES: u64 = sublet_host::shims::SHIM_CONNECTIONS_MAX as u64 + 1_024;
 
 impl Limits {

@@ -28,8 +28,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
 
-/// A header that takes longer, or a connection idle for longer, is closed. (A client that begins its first header in the
-/// last moment has as long again for the rest.)
+/// A header that takes longer, or a connection idle for longer, is closed. (A client that begins its first header in
+/// the last moment has as long again for the rest.)
 pub(super) const HEADER_TIME: Duration = Duration::from_secs(30);
 /// The same for a connection beyond the limits.
 const SPARE_HEADER_TIME: Duration = Duration::from_secs(5);
@@ -40,7 +40,7 @@ const HEADER_BYTES: usize = 16 << 10;
 pub(super) const WRITE_TIME: Duration = Duration::from_secs(30);
 /// Connections that begin in a row before open ones go on.
 const ACCEPT_MAX: u32 = 16;
-/// How often it is looked whether the client of a connection is gone.
+/// How often a connection is checked for a client that is gone.
 const GONE_AGAIN: Duration = Duration::from_secs(1);
 
 /// All routes, as hyper calls them.
@@ -194,8 +194,8 @@ pub(super) async fn serve_requests<S, T>(
 }
 
 /// Returns when the client of a socket has closed it, or reset the connection. While a request is under way hyper does
-/// not read, so it would notice that only when it writes. Over TCP a closed connection looks like one whose sending half
-/// is closed, until something is written; long polls end within 60 s, and event streams write every 15 s.
+/// not read, so it would notice that only when it writes. Over TCP a closed connection looks like one whose sending
+/// half is closed, until something is written; long polls end within 60 s, and event streams write every 15 s.
 async fn client_closed(socket: BorrowedFd<'_>) {
     loop {
         tokio::time::sleep(GONE_AGAIN).await;

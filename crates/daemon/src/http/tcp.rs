@@ -1,8 +1,8 @@
 //! The TCP listener: the same routes as on the socket, behind the [gate](super::gate).
 //!
-//! Its seats are its own: however many strangers connect, the host's own socket has room. A connection begins among
-//! those that have not shown a good token, which are few and short-lived; with its first good token it gets one of its
-//! tenant's seats.
+//! Its seats are its own: however many unknown clients connect, the host's own socket has room. A connection begins
+//! among those that have not shown a good token, which are few and short-lived; with its first good token it gets one
+//! of its tenant's seats.
 
 use super::gate::{self, Gate};
 use super::progress::Progress;
@@ -40,7 +40,7 @@ const UNREAD_MAX: u64 = 1 << 20;
 /// A connection shows a good token within this, or is closed. A client that has one sends it at once.
 const PROOF_TIME: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether the token of a call that waits is still good.
+/// How often the token of a waiting call is checked.
 const TOKEN_AGAIN: Duration = Duration::from_secs(1);
 
 /// How connections are encrypted; `None`: they are not. Read again on reload.
@@ -178,7 +178,7 @@ impl TcpEndpoint {
         if let Some(peer) = &peer {
             request.extensions_mut().insert(Arc::clone(peer));
         }
-        // A change that was made is made, and its caller is told. A look that waits ends with its token.
+        // A change that was made is made, and its caller is told. A read that waits ends with its token.
         let Some(peer) = peer.filter(|_| looks) else { return self.routes.call(request).await };
         let gone = || Ok(Refused(gate::token_ended(&name_of(&peer))).into_response());
         tokio::select! {

@@ -31,30 +31,30 @@ pub async fn make(State(app): State<App>, request: Request) -> Result<Reply, Ref
     let ask = read_request(heard.body, wall_us)?;
     let by = heard.peer.caller.clone();
     Ok(app
-        .post
+        .loop_client
         .call(by.clone(), Event::Token(TokenEvent::IssueRequested { by, request: Box::new(ask), wall_us }), heard.key)
         .await?)
 }
 
-fn read_request(ask: wire::TokenRequest, wall_us: u64) -> Result<TokenRequest, Problem> {
+fn read_request(request: wire::TokenRequest, wall_us: u64) -> Result<TokenRequest, Problem> {
     let bad = |detail: &str| Problem::new(Code::BadValue, detail);
-    let hash = ask.hash.parse().map_err(|_| {
+    let hash = request.hash.parse().map_err(|_| {
         bad("`hash` must be the token's BLAKE3 hash, 64 hexadecimal digits in lower case")
             .hint("`sublet token create` makes a token and sends its hash")
     })?;
-    if ask.expires_in_s.is_some_and(|s| s == 0 || s > EXPIRES_MAX_S) {
+    if request.expires_in_s.is_some_and(|s| s == 0 || s > EXPIRES_MAX_S) {
         return Err(bad("`expires_in_s` must be 1 s to 366 days"));
     }
-    if ask.vram_bytes.is_some_and(|bytes| bytes > Bytes::MAX_ASK.0) {
+    if request.vram_bytes.is_some_and(|bytes| bytes > Bytes::MAX_ASK.0) {
         return Err(bad("`vram_bytes` must be at most 1024 TiB"));
     }
     Ok(TokenRequest {
-        tenant: ask.tenant,
-        name: ask.name,
+        tenant: request.tenant,
+        name: request.name,
         hash,
-        read_only: ask.read_only,
-        caps: TokenCaps { vram: ask.vram_bytes.map(Bytes), leases: ask.leases },
-        expires_wall_us: ask.expires_in_s.map(|s| wall_us.saturating_add(s * 1_000_000)),
+        read_only: request.read_only,
+        caps: TokenCaps { vram: request.vram_bytes.map(Bytes), leases: request.leases },
+        expires_wall_us: request.expires_in_s.map(|s| wall_us.saturating_add(s * 1_000_000)),
     })
 }
 
@@ -66,7 +66,7 @@ fn read_request(ask: wire::TokenRequest, wall_us: u64) -> Result<TokenRequest, P
 pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Tokens>, Refused> {
     let by = body::peer(&request)?.caller.clone();
     let uses = app.tokens.last_uses();
-    let tokens = app.post.read(move |view| {
+    let tokens = app.loop_client.read(move |view| {
         let mut tokens = view.tokens(&by);
         for token in &mut tokens {
             let used = token.id.parse().ok().and_then(|id| uses.get(&id));
@@ -90,5 +90,5 @@ pub async fn revoke(State(app): State<App>, PathName(id): PathName, request: Req
     let token = body::token_id(&id)?;
     let by = heard.peer.caller.clone();
     let event = Event::Token(TokenEvent::RevokeRequested { by: by.clone(), token, wall_us: wall_us() });
-    Ok(app.post.call(by, event, heard.key).await?)
+    Ok(app.loop_client.call(by, event, heard.key).await?)
 }

@@ -50,7 +50,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
             0 => view.state.listed_facts().first().map(|card| card.uuid.clone()),
             _ => None,
         };
-        if let Some(uuid) = app.post.read(untested).await? {
+        if let Some(uuid) = app.loop_client.read(untested).await? {
             test(&app, uuid).await?;
         }
     }
@@ -58,7 +58,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let unread = |problem: Problem| Problem::new(Code::BadRequest, problem.detail);
     let who = query.matches.as_deref().map(read_subject).transpose().map_err(unread)?;
     let mut found =
-        app.post.read(move |view| view.unleased_processes(&by, query.mode.map(from_wire), who.as_ref())).await?;
+        app.loop_client.read(move |view| view.unleased_processes(&by, query.mode.map(from_wire), who.as_ref())).await?;
     app.names.wait_for_names(found.processes.iter().map(|stranger| stranger.uid)).await;
     for stranger in &mut found.processes {
         stranger.user = app.names.of(&crate::user_directory::tenant_of(stranger.uid));
@@ -82,7 +82,7 @@ pub async fn mode(State(app): State<App>, PathName(card): PathName, request: Req
     if matches!(mode, Mode::Adopt | Mode::Enforce) && by.operator {
         test(&app, card.clone()).await?;
     }
-    Ok(app.post.call(by.clone(), Event::Gpu(GpuEvent::ModeRequested { by, gpu: card, mode }), heard.key).await?)
+    Ok(app.loop_client.call(by.clone(), Event::Gpu(GpuEvent::ModeRequested { by, gpu: card, mode }), heard.key).await?)
 }
 
 /// Tests that unleased processes can be told apart before one is adopted or ended; on one GPU, unless that is known
@@ -90,7 +90,7 @@ pub async fn mode(State(app): State<App>, PathName(card): PathName, request: Req
 async fn test(app: &App, card: String) -> Result<(), Refused> {
     let uuid = card.clone();
     let (before, is_needed) = app
-        .post
+        .loop_client
         .read(move |view| {
             let can = view.state.self_test().is_some_and(Result::is_ok);
             (view.state.self_tests(), !can && view.state.gpu(&uuid).is_some())
@@ -101,7 +101,7 @@ async fn test(app: &App, card: String) -> Result<(), Refused> {
     }
     let begun = tokio::time::Instant::now();
     app.host.self_test(card);
-    while begun.elapsed() < TEST_PATIENCE && app.post.read(|view| view.state.self_tests()).await? == before {
+    while begun.elapsed() < TEST_PATIENCE && app.loop_client.read(|view| view.state.self_tests()).await? == before {
         tokio::time::sleep(TEST_AGAIN).await;
     }
     Ok(())
@@ -129,7 +129,7 @@ pub async fn set_rule(State(app): State<App>, request: Request) -> Result<Reply,
         }
     };
     Ok(app
-        .post
+        .loop_client
         .call(by.clone(), Event::Unleased(UnleasedEvent::RuleRequested { by, subject: who, action: treat }), heard.key)
         .await?)
 }
@@ -148,7 +148,10 @@ pub async fn drop_rule(State(app): State<App>, PathName(id): PathName, request: 
     let rule = digits.and_then(|digits| digits.parse().ok()).map(RuleId);
     let rule = rule.ok_or_else(|| Problem::new(Code::NoSuchRule, "a rule is called R and a number"))?;
     let by = heard.peer.caller.clone();
-    Ok(app.post.call(by.clone(), Event::Unleased(UnleasedEvent::RuleRemovalRequested { by, rule }), heard.key).await?)
+    Ok(app
+        .loop_client
+        .call(by.clone(), Event::Unleased(UnleasedEvent::RuleRemovalRequested { by, rule }), heard.key)
+        .await?)
 }
 
 /// Gives an unleased process a lease for the VRAM that it has.
@@ -166,7 +169,7 @@ pub async fn adopt(State(app): State<App>, request: Request) -> Result<Reply, Re
     let (vram, tier) = (heard.body.vram_bytes.map(Bytes), leases::tier(heard.body.tier));
     measure_now(&app).await?;
     Ok(app
-        .post
+        .loop_client
         .call(by.clone(), Event::Unleased(UnleasedEvent::AdoptRequested { by, process, vram, tier }), heard.key)
         .await?)
 }
@@ -174,10 +177,10 @@ pub async fn adopt(State(app): State<App>, request: Request) -> Result<Reply, Re
 /// Measures what a process has now: it may have grown since the last reading. A GPU that does not answer delays no call
 /// for long.
 async fn measure_now(app: &App) -> Result<(), Refused> {
-    let begun = app.post.read(|view| view.now).await?;
+    let begun = app.loop_client.read(|view| view.now).await?;
     app.host.request_reading();
     for _ in 0..LOOKS {
-        let is_new = app.post.read(move |view| {
+        let is_new = app.loop_client.read(move |view| {
             let mut cards = view.state.gpus().filter(|card| view.state.is_listed(*card));
             cards.all(|card| view.state.room(card).reading().begun >= begun)
         });

@@ -221,7 +221,7 @@ impl Loop {
             self.take(DaemonEvent::LossFound(loss));
         }
         let (boot, clock_offset_us) = (self.boot.clone(), self.clock_offset_us);
-        let WatermarkFloor { epoch: epoch_floor, lease: lease_floor } = self.floor;
+        let WatermarkFloor { fence: epoch_floor, lease: lease_floor } = self.floor;
         self.take(DaemonEvent::Started { boot, clock_offset_us, fence_floor: epoch_floor, lease_floor });
         self.tell_day();
         self.send_all_leases();

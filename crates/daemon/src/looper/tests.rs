@@ -51,7 +51,7 @@ impl Rig {
             names: UserDirectory::of_directory(|_| FoundUser::default()).unwrap(),
             ballast: Ballast::Kept,
             boot: "boot-1".to_owned(),
-            floor: WatermarkFloor { epoch: Fence(1), lease: 1 },
+            floor: WatermarkFloor { fence: Fence(1), lease: 1 },
             proofs: LeaseProofs::with_key([7; 32]),
             unmanaged: Vec::new(),
             visibility: Visibility::All,

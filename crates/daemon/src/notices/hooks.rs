@@ -1,8 +1,8 @@
 //! The command and the webhook of `[notices]`: each gets every notice as JSON, from threads of its own.
 //!
 //! Both are the operator's: they come from the configuration alone, and no text of a user becomes an argument. Two
-//! threads run them, one notice after the other, each within 10 s; 64 notices may wait, and more are lost with a line in
-//! the log.
+//! threads run them, one notice after the other, each within 10 s; 64 notices may wait, and more are lost with a line
+//! in the log.
 
 use super::UserNotice;
 use http_body_util::Full;
@@ -27,7 +27,7 @@ const WITHIN: Duration = Duration::from_secs(10);
 const THREADS: usize = 2;
 /// Notices that may wait for a thread.
 const QUEUE_MAX: usize = 64;
-/// How often it is looked whether a command has ended.
+/// How often a running command is checked.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// What the configuration names.

@@ -1,7 +1,7 @@
 //! How many lines a terminal gets: some at once, then one every half a minute.
 //!
-//! Programs that take turns on a GPU are parked again and again, and an unleased process may be started anew each second:
-//! neither fills a screen.
+//! Programs that share a GPU by time slices are parked again and again, and an unleased process may be started each
+//! second: neither fills a screen.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

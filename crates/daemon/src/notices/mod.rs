@@ -86,7 +86,7 @@ pub enum Audience {
     },
 }
 
-/// A lease that has left its GPUs, as it was seen when its park had lasted for a while.
+/// A lease that has left its GPUs, as it was when its park had lasted for a while.
 #[derive(Debug)]
 pub struct ParkedLease {
     /// True while its bytes are still on their way off the GPUs.
@@ -169,7 +169,7 @@ struct Thread {
 /// A lease that has left its GPUs.
 struct ParkedProgram {
     since: Instant,
-    /// When it is looked at; `None`: it was told, or the loop was asked.
+    /// When it is read; `None`: it was told, or the loop was asked.
     look_at: Option<Instant>,
     /// It was told, on these terminals.
     told: Option<Vec<ProcessTerminal>>,

@@ -10,9 +10,9 @@ use sublet_core::units::Time;
 use sublet_core::unleased::{NextStep, UnleasedProcess};
 use sublet_wire::{Lease, LeaseState, ParkMethod, size, span};
 
-/// Of a program's name so many characters are shown.
+/// How many characters of a program's name are shown.
 const NAME_MAX: usize = 32;
-/// The kernel keeps so many bytes of a process's name.
+/// How many bytes the kernel keeps of a process's name.
 const KERNEL_NAME_MAX: usize = 15;
 
 /// `GPU 0`, `GPUs 0 and 1`, `GPUs 0, 1 and 2`.
@@ -50,13 +50,13 @@ pub fn tier(tier: Tier) -> &'static str {
 }
 
 /// The indices of GPUs.
-pub fn indices(state: &State, cards: &[GpuId]) -> Vec<u32> {
-    cards.iter().filter_map(|card| state.rows().gpus.get(usize::from(card.0))).map(|row| row.facts.index).collect()
+pub fn indices(state: &State, gpus: &[GpuId]) -> Vec<u32> {
+    gpus.iter().filter_map(|gpu| state.rows().gpus.get(usize::from(gpu.0))).map(|row| row.facts.index).collect()
 }
 
 /// What happens to an unleased process after its warning, and in how many seconds; `None` if nothing does.
-fn consequence(state: &State, stranger: &UnleasedProcess, now: Time) -> Option<(&'static str, f64)> {
-    match enforcement::next_step(state, stranger, None, now) {
+fn consequence(state: &State, unleased: &UnleasedProcess, now: Time) -> Option<(&'static str, f64)> {
+    match enforcement::next_step(state, unleased, None, now) {
         NextStep::Park(due) => Some(("will be parked, or ended if it cannot be,", due.since(now).as_secs_f64())),
         NextStep::Signal(_, due) => Some(("will be ended", due.since(now).as_secs_f64())),
         _ => None,
@@ -64,16 +64,16 @@ fn consequence(state: &State, stranger: &UnleasedProcess, now: Time) -> Option<(
 }
 
 /// The line for an unleased process that is warned, and the seconds until something happens to it.
-pub fn warning(state: &State, stranger: &UnleasedProcess, now: Time) -> (String, Option<f64>) {
-    let pid = stranger.audit.process.pid;
-    let on = enforcement::residence(state, stranger, now).map(|(on, _)| on).unwrap_or_default();
+pub fn warning(state: &State, unleased: &UnleasedProcess, now: Time) -> (String, Option<f64>) {
+    let pid = unleased.audit.process.pid;
+    let on = enforcement::residence(state, unleased, now).map(|(on, _)| on).unwrap_or_default();
     let bytes = on.iter().map(|(_, bytes)| bytes.map(|bytes| bytes.0)).sum::<Option<u64>>().filter(|bytes| *bytes > 0);
-    let where_it_is = gpus(&indices(state, &stranger.gpus));
+    let where_it_is = gpus(&indices(state, &unleased.gpus));
     let uses = bytes.map_or(where_it_is.clone(), |bytes| format!("{} of {where_it_is}", size::show(bytes)));
-    let follows = consequence(state, stranger, now);
+    let follows = consequence(state, unleased, now);
     let threat = follows.map_or_else(String::new, |(what, s)| format!("; it {what} in {}", span::show(s.ceil())));
-    let subject = process(name(&stranger.audit), pid);
-    let line = match state.lease_of(stranger) {
+    let subject = process(name(&unleased.audit), pid);
+    let line = match state.lease_of(unleased) {
         None => format!("{subject} uses {uses} without a lease{threat}; `sublet adopt {pid}` gives it a lease"),
         Some(lease) => format!(
             "{subject} uses {uses}, and its lease {lease} is for other GPUs{threat}; use only what CUDA_VISIBLE_DEVICES names, or request all of them in one lease"

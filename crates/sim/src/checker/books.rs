@@ -3,7 +3,7 @@
 use super::ends::PendingEnd;
 use super::enforce::ProcessWatch;
 use super::overuse::OveruseBook;
-use super::park::{BESIDE, BackoffBook, CONTEXT, HOOK, MoveBook, MoveWay, MoverBook, MoverBooks, UNHEARD};
+use super::park::{BESIDE, BackoffBook, CONTEXT, HOOK, MoveBook, MoveStage, MoverBook, MoverBooks, UNHEARD};
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::aside::Aside;
 use sublet_core::event::Event;
@@ -140,7 +140,7 @@ impl LeaseBook {
 
     /// True if its bytes are in host memory and its GPUs are free for others.
     pub fn is_parked(&self) -> bool {
-        matches!(&self.stage, LeaseStage::Park(_, park) if park.way == MoveWay::Parked)
+        matches!(&self.stage, LeaseStage::Park(_, park) if park.stage == MoveStage::Parked)
     }
 
     /// What counts of each GPU once it is served: for a parked lease what it had.
@@ -153,7 +153,7 @@ impl LeaseBook {
     pub fn queued_since(&self) -> Option<Time> {
         match &self.stage {
             LeaseStage::Waiting(_) => Some(self.requested_at),
-            LeaseStage::Park(_, park) if park.way == MoveWay::Parked => park.queued_since,
+            LeaseStage::Park(_, park) if park.stage == MoveStage::Parked => park.queued_since,
             _ => None,
         }
     }
@@ -172,7 +172,7 @@ impl LeaseBook {
     /// When its present term or wait began.
     pub fn stage_began(&self) -> Time {
         match &self.stage {
-            LeaseStage::Park(_, park) if park.way == MoveWay::Parked => park.since,
+            LeaseStage::Park(_, park) if park.stage == MoveStage::Parked => park.since,
             _ => self.held().map_or(self.requested_at, |held| held.renewed),
         }
     }
@@ -184,7 +184,7 @@ impl LeaseBook {
             LeaseStage::Held(held) => Some(held.until),
             // Nothing that is moving expires, except for a fixed term.
             LeaseStage::Park(held, park) => {
-                (self.has_fixed_term() && park.way != MoveWay::Parked).then_some(held.until)
+                (self.has_fixed_term() && park.stage != MoveStage::Parked).then_some(held.until)
             }
             LeaseStage::Ending(..) => None,
         }
@@ -435,13 +435,13 @@ impl CheckerBooks {
                 Phase::Waiting { give_up } => LeaseStage::Waiting(*give_up),
                 Phase::Active(hold) => LeaseStage::Held(held(hold)),
                 Phase::Parking(hold, away) => {
-                    LeaseStage::Park(held(hold), Box::new(MoveBook::read(MoveWay::Leaving, away, parking)))
+                    LeaseStage::Park(held(hold), Box::new(MoveBook::read(MoveStage::Leaving, away, parking)))
                 }
                 Phase::Parked(hold, away) => {
-                    LeaseStage::Park(held(hold), Box::new(MoveBook::read(MoveWay::Parked, away, parking)))
+                    LeaseStage::Park(held(hold), Box::new(MoveBook::read(MoveStage::Parked, away, parking)))
                 }
                 Phase::Resuming(hold, away) => {
-                    LeaseStage::Park(held(hold), Box::new(MoveBook::read(MoveWay::Returning, away, parking)))
+                    LeaseStage::Park(held(hold), Box::new(MoveBook::read(MoveStage::Returning, away, parking)))
                 }
                 Phase::Ending(hold, finish) => LeaseStage::Ending(held(hold), finish.at, gpu_mask(&hold.gpus)),
             };
@@ -663,7 +663,7 @@ impl CheckerBooks {
             self.remove_members(lease);
             self.in_host_memory.retain(|(process, _), of| *of != lease || processes.contains(process));
             processes.iter().for_each(|process| self.set_owner(lease, *process));
-            self.note_quiet(lease);
+            self.note_driver_told(lease);
         }
     }
 

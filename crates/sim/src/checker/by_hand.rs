@@ -2,7 +2,7 @@
 
 use super::books::{CheckerBooks, LeaseBook, LeaseStage};
 use super::calls::ExpectedAnswer;
-use super::park::{BackoffBook, MoveWay};
+use super::park::{BackoffBook, MoveStage};
 use super::preempt::nothing_but_room;
 use super::{Verdict, must};
 use sublet_core::action::Action;
@@ -26,7 +26,7 @@ impl CheckerBooks {
             None => return ExpectedAnswer::Refusal(Refusal::NoSuchLease),
             Some(LeaseStage::Waiting(_)) => return ExpectedAnswer::Refusal(Refusal::StillWaiting),
             Some(LeaseStage::Ending(..)) => return ExpectedAnswer::Refusal(Refusal::Ended),
-            Some(LeaseStage::Park(_, park)) if park.way == MoveWay::Returning => return cannot,
+            Some(LeaseStage::Park(_, park)) if park.stage == MoveStage::Returning => return cannot,
             Some(LeaseStage::Park(..)) => return ExpectedAnswer::Yes(false),
             Some(LeaseStage::Held(_)) => {}
         }
@@ -45,14 +45,14 @@ impl CheckerBooks {
         let has_library = !self.movers_of(lease, Method::Shim).is_empty();
         let Some(book) = self.leases.get_mut(&lease) else { return false };
         let LeaseStage::Park(_, park) = &mut book.stage else { return false };
-        let waits = park.way == MoveWay::Returning || park.queued_since.is_some() || park.requests_again.is_some();
+        let waits = park.stage == MoveStage::Returning || park.queued_since.is_some() || park.requests_again.is_some();
         let is_noticed = park.method == Method::Shim || (park.method == Method::Hook && has_library);
         if waits || is_noticed || now < book.hints.0 {
             return false;
         }
         let minutes = (1 << book.hints.1.min(6)).min(60);
         book.hints = (now + Span::secs(60 * minutes), book.hints.1 + 1);
-        park.is_wanted |= park.way == MoveWay::Leaving;
+        park.is_wanted |= park.stage == MoveStage::Leaving;
         true
     }
 
@@ -64,7 +64,7 @@ impl CheckerBooks {
             Some(LeaseStage::Ending(..)) => ExpectedAnswer::Refusal(Refusal::Ended),
             Some(LeaseStage::Held(_) | LeaseStage::Park(..)) => {
                 if let Some(LeaseStage::Park(_, park)) = self.leases.get(&lease).map(|book| &book.stage)
-                    && park.way == MoveWay::Parked
+                    && park.stage == MoveStage::Parked
                 {
                     self.clear_backoff(lease);
                 }

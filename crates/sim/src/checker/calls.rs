@@ -3,7 +3,7 @@
 use super::aside::ExpectedAside;
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
 use super::enforce::WatchedStep;
-use super::park::{HOOK, MoveWay};
+use super::park::{HOOK, MoveStage};
 use super::preempt::nothing_but_room;
 use super::{Verdict, must};
 use sublet_core::action::Action;
@@ -29,7 +29,7 @@ pub enum EventCause {
         place: bool,
     },
     /// A call about a lease.
-    LeaseCall(CallWord, LeaseId, ExpectedAnswer),
+    LeaseCall(LeaseCallKind, LeaseId, ExpectedAnswer),
     /// A waiter or an exceeded lease accepts another size.
     Accepted(LeaseId, Bytes, u16, Option<Refusal>),
     /// A GPU was drained or cleared, with the answer that is right.
@@ -53,9 +53,9 @@ pub enum EventCause {
     /// A hint that a parked lease is used, and whether it counts.
     Hinted(LeaseId, bool),
     /// A program of a lease reported something.
-    Reported(LeaseId, CallWord),
+    Reported(LeaseId, LeaseCallKind),
     /// The wrapper of a lease reported something.
-    Hooked(LeaseId, CallWord),
+    Hooked(LeaseId, LeaseCallKind),
     /// The wrapper of a lease with a hook is not among its processes.
     Unwrapped(LeaseId),
     /// An event about unleased processes.
@@ -68,7 +68,7 @@ pub enum EventCause {
 
 /// What a call or a report says about a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallWord {
+pub enum LeaseCallKind {
     /// It is renewed.
     Renew,
     /// A process is bound to it.
@@ -195,12 +195,12 @@ impl CheckerBooks {
                 EventCause::Asked { tenant: by.tenant.clone(), place: self.has_place(&by.tenant) }
             }
             LeaseEvent::RenewalRequested { by, lease, fence: epoch } => {
-                self.expect_call(now, by, CallWord::Renew, *lease, Some(*epoch))
+                self.expect_call(now, by, LeaseCallKind::Renew, *lease, Some(*epoch))
             }
             LeaseEvent::BindRequested { by, lease, fence: epoch, process } => {
-                match self.expect_call(now, by, CallWord::Bind, *lease, Some(*epoch)) {
-                    EventCause::LeaseCall(word, lease, ExpectedAnswer::Yes(_)) => {
-                        EventCause::LeaseCall(word, lease, self.expect_bind(by, lease, process))
+                match self.expect_call(now, by, LeaseCallKind::Bind, *lease, Some(*epoch)) {
+                    EventCause::LeaseCall(kind, lease, ExpectedAnswer::Yes(_)) => {
+                        EventCause::LeaseCall(kind, lease, self.expect_bind(by, lease, process))
                     }
                     refused => refused,
                 }
@@ -210,7 +210,7 @@ impl CheckerBooks {
                 self.expect_call(
                     now,
                     by,
-                    if own { CallWord::Release } else { CallWord::RevokeByOperator },
+                    if own { LeaseCallKind::Release } else { LeaseCallKind::RevokeByOperator },
                     *lease,
                     *epoch,
                 )
@@ -261,9 +261,16 @@ impl CheckerBooks {
             && self.queue.len() < self.policy.queue_max
     }
 
-    fn expect_call(&self, now: Time, by: &Caller, word: CallWord, lease: LeaseId, fence: Option<Fence>) -> EventCause {
+    fn expect_call(
+        &self,
+        now: Time,
+        by: &Caller,
+        kind: LeaseCallKind,
+        lease: LeaseId,
+        fence: Option<Fence>,
+    ) -> EventCause {
         let visible = |book: &&LeaseBook| by.operator || self.tenants[book.tenant].name == by.tenant;
-        let releases = matches!(word, CallWord::Release | CallWord::RevokeByOperator);
+        let releases = matches!(kind, LeaseCallKind::Release | LeaseCallKind::RevokeByOperator);
         let expect = match self.leases.get(&lease).filter(visible) {
             None => ExpectedAnswer::Refusal(Refusal::NoSuchLease),
             Some(LeaseBook { stage: LeaseStage::Waiting(_), .. }) if !releases => {
@@ -279,13 +286,14 @@ impl CheckerBooks {
                 (LeaseStage::Held(held), _) => {
                     let longer = now + book.request.term.span() > held.until;
                     let free = self.queue.is_empty() && !self.is_draining(held);
-                    let renews = word == CallWord::Renew && !book.bound && !book.has_fixed_term() && longer && free;
+                    let renews =
+                        kind == LeaseCallKind::Renew && !book.bound && !book.has_fixed_term() && longer && free;
                     ExpectedAnswer::Yes(renews)
                 }
                 _ => ExpectedAnswer::Yes(false),
             },
         };
-        EventCause::LeaseCall(word, lease, expect)
+        EventCause::LeaseCall(kind, lease, expect)
     }
 
     /// Whether a process may be bound to a lease: not while its own lease is parking, parked or resuming.
@@ -318,20 +326,20 @@ impl CheckerBooks {
         fence: Fence,
         said: &MoverReport,
     ) -> EventCause {
-        let call = self.expect_call(now, by, CallWord::Status, lease, Some(fence));
+        let call = self.expect_call(now, by, LeaseCallKind::Status, lease, Some(fence));
         if !matches!(call, EventCause::LeaseCall(_, _, ExpectedAnswer::Yes(_))) {
             return call;
         }
         let has_hook = !self.movers_of(lease, Method::Hook).is_empty();
         let due = match self.leases.get(&lease).map(|book| &book.stage) {
-            Some(LeaseStage::Park(_, park)) => match (park.way, said) {
-                (MoveWay::Leaving, MoverReport::Parked(_) | MoverReport::Refused(_)) => {
+            Some(LeaseStage::Park(_, park)) => match (park.stage, said) {
+                (MoveStage::Leaving, MoverReport::Parked(_) | MoverReport::Refused(_)) => {
                     park.method == Method::Hook && has_hook
                 }
-                (MoveWay::Returning, MoverReport::Resumed | MoverReport::Refused(_)) => {
+                (MoveStage::Returning, MoverReport::Resumed | MoverReport::Refused(_)) => {
                     park.method == Method::Hook && has_hook
                 }
-                (MoveWay::Parked, MoverReport::Used) => true,
+                (MoveStage::Parked, MoverReport::Used) => true,
                 _ => false,
             },
             _ => false,
@@ -404,18 +412,18 @@ impl CheckerBooks {
     pub fn check_answer(&self, cause: &EventCause, answer: &EventAnswer, actions: &[Action]) -> Verdict {
         let idle = || nothing_but_room(actions);
         match cause {
-            EventCause::LeaseCall(word, lease, ExpectedAnswer::Refusal(refusal)) => {
+            EventCause::LeaseCall(kind, lease, ExpectedAnswer::Refusal(refusal)) => {
                 let rule = match refusal {
                     Refusal::NoSuchLease => 18,
                     Refusal::ProcessAway(_) => 2,
                     _ => 7,
                 };
                 let right = *answer == EventAnswer::Refused(refusal.clone());
-                must(rule, right, || format!("{word:?} {lease} is answered {answer:?} instead of {refusal:?}"))?;
-                must(rule, idle(), || format!("{word:?} {lease} is refused, but {actions:?}"))
+                must(rule, right, || format!("{kind:?} {lease} is answered {answer:?} instead of {refusal:?}"))?;
+                must(rule, idle(), || format!("{kind:?} {lease} is refused, but {actions:?}"))
             }
-            EventCause::LeaseCall(word, lease, ExpectedAnswer::Yes(renews)) => {
-                must(0, *answer == EventAnswer::Lease(*lease), || format!("{word:?} {lease} is answered {answer:?}"))?;
+            EventCause::LeaseCall(kind, lease, ExpectedAnswer::Yes(renews)) => {
+                must(0, *answer == EventAnswer::Lease(*lease), || format!("{kind:?} {lease} is answered {answer:?}"))?;
                 let renewed = |action: &Action| matches!(action, Action::Lease(LeaseAction::Renew { .. }));
                 must(8, !renews || actions.iter().any(renewed), || format!("{lease} was not renewed by its call"))
             }

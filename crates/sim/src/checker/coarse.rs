@@ -3,7 +3,7 @@
 //! meanwhile.
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
-use super::park::{LITTLE, MoveBook, MoveWay};
+use super::park::{LITTLE, MoveBook, MoveStage};
 use std::collections::BTreeMap;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::units::Bytes;
@@ -64,7 +64,7 @@ impl CheckerBooks {
     /// True if bytes of another lease leave or come to such a GPU.
     pub fn is_other_move_under_way(&self, lease: LeaseId, held: &HeldBook) -> bool {
         let goes = |other: &LeaseId| match self.leases.get(other).map(|book| &book.stage) {
-            Some(LeaseStage::Park(_, park)) => park.way != MoveWay::Parked,
+            Some(LeaseStage::Park(_, park)) => park.stage != MoveStage::Parked,
             Some(LeaseStage::Ending(..)) => true,
             _ => false,
         };

@@ -8,8 +8,8 @@
 //! it may have something is resumed by it before the shims copy anything.
 
 use super::books::{CheckerBooks, GpuBook, HeldBook, LeaseBook, LeaseStage, SeenReading};
-use super::calls::{CallWord, EventCause};
-use super::park::{DISTRUST, MoveBook, MoveWay};
+use super::calls::{EventCause, LeaseCallKind};
+use super::park::{FALSE_REPORT_BACKOFFS, MoveBook, MoveStage};
 use super::{Checker, Verdict, must};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
@@ -49,7 +49,7 @@ impl CheckerBooks {
         if self.policy.parking.context_after.is_none() {
             return Err("contexts stay in this policy");
         }
-        if park.way != MoveWay::Parked || park.method != Method::Shim || park.contexts.is_some() {
+        if park.stage != MoveStage::Parked || park.method != Method::Shim || park.contexts.is_some() {
             return Err("it is not parked by the shim alone");
         }
         if self.is_stopped() {
@@ -69,11 +69,11 @@ impl CheckerBooks {
         }
         processes.sort();
         processes.dedup();
-        let quiet = |process: &ProcKey| {
+        let can_keep_still = |process: &ProcKey| {
             let mover = self.movers_of(lease, Method::Shim).get(process);
             mover.is_some_and(|mover| mover.parked.is_some() && mover.keeps_still.is_some())
         };
-        if processes.is_empty() || !processes.iter().all(quiet) {
+        if processes.is_empty() || !processes.iter().all(can_keep_still) {
             return Err("not all of its programs can keep still");
         }
         let able = |process: &ProcKey| self.movers_of(lease, Method::Driver).get(process).is_some_and(|it| !it.cannot);
@@ -85,11 +85,11 @@ impl CheckerBooks {
         if more > Bytes::ZERO {
             self.has_memory(more, self.host_memory.ok_or("the host's free memory is not known")?)?;
             let cap = self.policy.caps_for(&self.tenants[book.tenant].name, &[]).parked;
-            if cap.is_some_and(|cap| self.booked_by(Some(book.tenant)) + more > cap) {
+            if cap.is_some_and(|cap| self.booked_host_memory_of(Some(book.tenant)) + more > cap) {
                 return Err("its tenant has all that it may");
             }
         }
-        self.sure_of_room(lease, held)?;
+        self.has_safe_restore_room(lease, held)?;
         self.stays_on_its_gpus(now, lease, held)?;
         Ok((processes, more))
     }
@@ -116,7 +116,13 @@ impl CheckerBooks {
 
     /// True if the driver reports for a lease that it could move a process which it moves for another, or which is
     /// another's.
-    pub(super) fn is_others(&self, lease: LeaseId, method: Method, process: &ProcKey, said: &MoverReport) -> bool {
+    pub(super) fn belongs_to_other_lease(
+        &self,
+        lease: LeaseId,
+        method: Method,
+        process: &ProcKey,
+        said: &MoverReport,
+    ) -> bool {
         if method != Method::Driver
             || !matches!(
                 said,
@@ -129,14 +135,14 @@ impl CheckerBooks {
             return false;
         }
         let known = self.movers_of(lease, Method::Driver).contains_key(process);
-        let trips = self.moving.iter().filter_map(|park| self.leases.get(park));
-        let mut movers = trips.filter(|book| self.is_moved_by_driver(book, process)).map(|book| book.id);
+        let moving = self.moving.iter().filter_map(|lease| self.leases.get(lease));
+        let mut movers = moving.filter(|book| self.is_moved_by_driver(book, process)).map(|book| book.id);
         let of = movers.next().or_else(|| self.owners.get(process).copied());
         !known && of.is_some_and(|of| of != lease)
     }
 
     /// True if no process of a lease calls the driver any more.
-    fn is_quiet(&self, lease: LeaseId, contexts: &ContextChecks) -> bool {
+    fn all_keep_still(&self, lease: LeaseId, contexts: &ContextChecks) -> bool {
         let movers = self.movers_of(lease, Method::Shim);
         contexts.processes.iter().all(|process| match movers.get(process) {
             Some(mover) => mover.keeps_still == Some(true),
@@ -145,7 +151,7 @@ impl CheckerBooks {
     }
 
     /// True if the driver may have something of a lease.
-    pub(super) fn may_have(&self, lease: LeaseId, park: &MoveBook) -> bool {
+    pub(super) fn driver_may_have(&self, lease: LeaseId, park: &MoveBook) -> bool {
         let movers = self.movers_of(lease, Method::Driver);
         let has = |process: &ProcKey| movers.get(process).is_none_or(|mover| mover.parked.is_some() || mover.unknown);
         let moved = park.contexts.as_ref().map_or(&park.driver_processes, |contexts| &contexts.processes);
@@ -153,12 +159,12 @@ impl CheckerBooks {
     }
 
     /// After a report: notes if the driver may have been told by now.
-    pub(super) fn note_quiet(&mut self, lease: LeaseId) {
+    pub(super) fn note_driver_told(&mut self, lease: LeaseId) {
         let park = match self.leases.get(&lease).map(|book| &book.stage) {
             Some(LeaseStage::Park(_, park)) => park,
             _ => return,
         };
-        let told = park.contexts.as_ref().is_some_and(|contexts| self.is_quiet(lease, contexts));
+        let told = park.contexts.as_ref().is_some_and(|contexts| self.all_keep_still(lease, contexts));
         if let (true, Some(LeaseBook { stage: LeaseStage::Park(_, park), .. })) = (told, self.leases.get_mut(&lease))
             && let Some(contexts) = &mut park.contexts
         {
@@ -171,14 +177,14 @@ impl CheckerBooks {
     }
 
     /// Takes the driver's failure to take what the shim left.
-    pub(super) fn driver_refused(&mut self, now: Time, lease: LeaseId) -> CallWord {
+    pub(super) fn driver_refused(&mut self, now: Time, lease: LeaseId) -> LeaseCallKind {
         match self.leases.get(&lease).map(|book| &book.stage) {
-            Some(LeaseStage::Park(_, park)) if park.way == MoveWay::Parked => {
-                self.back_off(now, lease, Method::Driver, DISTRUST);
-                CallWord::Refused
+            Some(LeaseStage::Park(_, park)) if park.stage == MoveStage::Parked => {
+                self.back_off(now, lease, Method::Driver, FALSE_REPORT_BACKOFFS);
+                LeaseCallKind::Refused
             }
-            Some(LeaseStage::Park(_, park)) if park.way == MoveWay::Returning => CallWord::Refused,
-            _ => CallWord::Status,
+            Some(LeaseStage::Park(_, park)) if park.stage == MoveStage::Returning => LeaseCallKind::Refused,
+            _ => LeaseCallKind::Status,
         }
     }
 
@@ -201,7 +207,7 @@ impl CheckerBooks {
             must(3, booked.is_none(), || format!("{booked:?} booked for {lease}, which has left already"))?;
             return self.note_driver_has(lease, of);
         }
-        let (_, held, park) = self.move_of(lease, MoveWay::Parked)?;
+        let (_, held, park) = self.move_of(lease, MoveStage::Parked)?;
         must(5, park.contexts.is_none(), || format!("the contexts of {lease} are to be moved twice: {park:?}"))?;
         let in_time = matches!(cause, EventCause::Observed(Some(_), _)) && self.due_contexts(now, lease).is_ok();
         must(17, in_time || self.is_context_sought(now, lease, held), || {
@@ -221,7 +227,7 @@ impl CheckerBooks {
             held.booked = all;
             park.contexts = Some(ContextChecks { processes: of.to_vec(), may_be_told: false });
         }
-        self.note_quiet(lease);
+        self.note_driver_told(lease);
         Ok(())
     }
 
@@ -277,23 +283,23 @@ impl CheckerBooks {
         if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(&lease) {
             park.contexts = Some(ContextChecks { processes: of.to_vec(), may_be_told: true });
         }
-        self.note_quiet(lease);
+        self.note_driver_told(lease);
         Ok(())
     }
 
     /// Takes the order that a lease keeps its contexts.
     pub(super) fn keep_contexts(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time) -> Verdict {
-        let (_, held, park) = self.move_of(lease, MoveWay::Parked)?;
+        let (_, held, park) = self.move_of(lease, MoveStage::Parked)?;
         must(14, at == now, || format!("{lease} keeps its contexts at {at}, and it is {now}"))?;
         let told = park.contexts.as_ref().is_some_and(|contexts| contexts.may_be_told);
-        let refused = matches!(cause, EventCause::Reported(of, CallWord::Refused) if *of == lease);
-        let unsure = matches!(cause, EventCause::Observed(..)) && self.sure_of_room(lease, held).is_err();
+        let refused = matches!(cause, EventCause::Reported(of, LeaseCallKind::Refused) if *of == lease);
+        let unsure = matches!(cause, EventCause::Observed(..)) && self.has_safe_restore_room(lease, held).is_err();
         // What the driver refused it did not know of, and reports now that it has nothing.
         let backoff = self.leases.get(&lease).is_some_and(|book| book.backoff.until(Method::Driver) > now);
-        let found = backoff && matches!(cause, EventCause::Reported(of, CallWord::Status) if *of == lease);
+        let found = backoff && matches!(cause, EventCause::Reported(of, LeaseCallKind::Status) if *of == lease);
         must(17, refused || unsure || found, || format!("{lease} keeps its contexts after {cause:?}: {park:?}"))?;
         // The driver does not have what it was never told to take; after a refusal it must report that.
-        let has_not = if refused || found { !self.may_have(lease, park) } else { !told };
+        let has_not = if refused || found { !self.driver_may_have(lease, park) } else { !told };
         must(2, park.contexts.is_some() && has_not, || {
             format!("the driver may have something of {lease} that it would not be told to bring back: {park:?}")
         })?;
@@ -323,7 +329,7 @@ impl Checker {
     pub fn check_taken(&self, lease: LeaseId) -> Verdict {
         let at = self.books.leases.get(&lease).map(|book| &book.stage);
         let Some(LeaseStage::Park(_, park)) = at else { return Ok(()) };
-        let loud = park.contexts.as_ref().is_some_and(|contexts| !self.books.is_quiet(lease, contexts));
+        let loud = park.contexts.as_ref().is_some_and(|contexts| !self.books.all_keep_still(lease, contexts));
         must(5, !loud, || {
             format!("the driver is told to take {lease}, and one of its shims does not keep still: {park:?}")
         })
@@ -337,7 +343,7 @@ impl Checker {
         let LeaseStage::Park(held, park) = &book.stage else { return Ok(()) };
         // A lease with new GPUs is parked again by the next reading, and the driver hears of that when it is on the
         // disk.
-        let asked = park.was_resumed || anew || book.request.may_lose_state || park.way != MoveWay::Returning;
+        let asked = park.was_resumed || anew || book.request.may_lose_state || park.stage != MoveStage::Returning;
         let sure = if asked { Ok(()) } else { self.books.others_keep_off(lease, held) };
         must(2, sure.is_ok(), || format!("the driver shall restore {lease}, but {sure:?}: {park:?}"))
     }
@@ -347,7 +353,7 @@ impl Checker {
     pub fn check_shim_may_continue(&self, lease: LeaseId, process: ProcKey) -> Verdict {
         let at = self.books.leases.get(&lease).map(|book| &book.stage);
         let Some(LeaseStage::Park(_, park)) = at else { return Ok(()) };
-        let off = park.method == Method::Driver && park.way != MoveWay::Returning;
+        let off = park.method == Method::Driver && park.stage != MoveStage::Returning;
         must(2, !off || park.driver_processes.contains(&process), || {
             format!(
                 "{process:?} of {lease} began after the driver took the lease, and nothing keeps it off the GPUs: {park:?}"
@@ -359,7 +365,7 @@ impl Checker {
     pub fn check_restored_first(&self, lease: LeaseId) -> Verdict {
         let at = self.books.leases.get(&lease).map(|book| &book.stage);
         let Some(LeaseStage::Park(_, park)) = at else { return Ok(()) };
-        must(2, !self.books.may_have(lease, park), || {
+        must(2, !self.books.driver_may_have(lease, park), || {
             format!("the shim shall bring {lease} back, of which the driver may have something: {park:?}")
         })
     }

@@ -1,7 +1,7 @@
 //! Compares everything now and then: the books, the state, the disk.
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
-use super::park::MoveWay;
+use super::park::MoveStage;
 use super::{Checker, Verdict, must};
 use crate::disk::SimDisk;
 use sublet_core::State;
@@ -96,13 +96,13 @@ fn same(row: &Lease, book: &LeaseBook) -> bool {
                 same_hold(hold, held)
             }
             (Phase::Parking(hold, away), LeaseStage::Park(held, park)) => {
-                same_hold(hold, held) && park.way == MoveWay::Leaving && park.matches_row(away)
+                same_hold(hold, held) && park.stage == MoveStage::Leaving && park.matches_row(away)
             }
             (Phase::Parked(hold, away), LeaseStage::Park(held, park)) => {
-                same_hold(hold, held) && park.way == MoveWay::Parked && park.matches_row(away)
+                same_hold(hold, held) && park.stage == MoveStage::Parked && park.matches_row(away)
             }
             (Phase::Resuming(hold, away), LeaseStage::Park(held, park)) => {
-                same_hold(hold, held) && park.way == MoveWay::Returning && park.matches_row(away)
+                same_hold(hold, held) && park.stage == MoveStage::Returning && park.matches_row(away)
             }
             _ => false,
         }

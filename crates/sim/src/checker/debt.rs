@@ -1,7 +1,7 @@
 //! Rule 9: the debt of a tenant and the order that follows, by the rule as it is written.
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage, TenantBook};
-use super::park::MoveWay;
+use super::park::MoveStage;
 use super::preempt::residue;
 use super::{Verdict, must};
 use sublet_core::ids::LeaseId;
@@ -137,7 +137,7 @@ impl CheckerBooks {
     fn latest_end(&self, now: Time, book: &LeaseBook) -> Time {
         match &book.stage {
             LeaseStage::Waiting(_) | LeaseStage::Ending(..) => now,
-            LeaseStage::Park(_, park) if park.way == MoveWay::Leaving => now,
+            LeaseStage::Park(_, park) if park.stage == MoveStage::Leaving => now,
             LeaseStage::Held(held) | LeaseStage::Park(held, _) => self.holds_until(now, held, book),
         }
     }

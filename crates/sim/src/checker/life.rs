@@ -3,7 +3,7 @@
 //! Actions about unleased processes are in [`super::enforce`].
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
-use super::calls::{CallWord, EventCause, ExpectedAnswer};
+use super::calls::{EventCause, ExpectedAnswer, LeaseCallKind};
 use super::ends::PendingEnd;
 use super::park::{BackoffBook, HOOK, MoverBook, UNHEARD};
 use super::{Verdict, must};
@@ -128,7 +128,7 @@ impl CheckerBooks {
             }
             LeaseAction::KeepContexts { lease, at, .. } => self.keep_contexts(now, cause, *lease, *at),
             LeaseAction::RecordDeath { lease, at, .. } => {
-                let heard = matches!(cause, EventCause::Reported(of, CallWord::DiedParking) if of == lease);
+                let heard = matches!(cause, EventCause::Reported(of, LeaseCallKind::DiedParking) if of == lease);
                 let is_over = self.leases.get(lease).is_some_and(|book| matches!(book.stage, LeaseStage::Ending(..)));
                 must(15, heard && is_over && *at == now, || format!("{action:?} after {cause:?}"))
             }
@@ -143,7 +143,7 @@ impl CheckerBooks {
                 self.next_lease = lease.0 + 1;
                 let (tenant, bound, at) = (tenant.0 as usize, root.is_some(), LeaseStage::Waiting(*give_up));
                 let (id, asked, vram_wanted, rests) = (*lease, now, ask.clone(), BackoffBook::default());
-                let (worked, worked_at, counted, doom) = (false, Time::ZERO, false, None);
+                let (worked, worked_at, counted, pending_end) = (false, Time::ZERO, false, None);
                 let book = LeaseBook {
                     id,
                     tenant,
@@ -156,7 +156,7 @@ impl CheckerBooks {
                     hints: (Time::ZERO, 0),
                     roots: Vec::new(),
                     members_known: counted,
-                    pending_end: doom,
+                    pending_end,
                     stage: at,
                 };
                 self.insert(*lease, book);
@@ -214,8 +214,7 @@ impl CheckerBooks {
                 Ok(())
             }
             LeaseAction::Bind { lease, process } => {
-                let fits =
-                    matches!(cause, EventCause::LeaseCall(CallWord::Bind, of, ExpectedAnswer::Yes(_)) if of == lease);
+                let fits = matches!(cause, EventCause::LeaseCall(LeaseCallKind::Bind, of, ExpectedAnswer::Yes(_)) if of == lease);
                 must(7, fits, || format!("{action:?} after {cause:?}"))?;
                 self.add_member(*lease, *process);
                 Ok(())
@@ -336,7 +335,7 @@ impl CheckerBooks {
         let started = matches!(cause, EventCause::Started(..));
         must(17, !started || reason == EndReason::HostRebooted, || format!("a start ends {lease}: {reason:?}"))?;
         let is_release =
-            matches!(cause, EventCause::LeaseCall(CallWord::Release, of, ExpectedAnswer::Yes(_)) if *of == lease);
+            matches!(cause, EventCause::LeaseCall(LeaseCallKind::Release, of, ExpectedAnswer::Yes(_)) if *of == lease);
         let is_exit = matches!(cause, EventCause::HolderExited(of) if *of == lease);
         let is_last = self.movers_of(lease, Method::Shim).is_empty();
         let died = is_last && matches!(&book.stage, LeaseStage::Park(_, park) if park.died.is_some());
@@ -345,7 +344,7 @@ impl CheckerBooks {
             EndReason::HolderExited => is_exit && !died,
             EndReason::DiedParking => (is_release || is_exit) && died,
             EndReason::Revoked => {
-                matches!(cause, EventCause::LeaseCall(CallWord::RevokeByOperator, of, ExpectedAnswer::Yes(_)) if *of == lease)
+                matches!(cause, EventCause::LeaseCall(LeaseCallKind::RevokeByOperator, of, ExpectedAnswer::Yes(_)) if *of == lease)
             }
             EndReason::HostRebooted => {
                 matches!(cause, EventCause::Started(true, _))
@@ -355,7 +354,9 @@ impl CheckerBooks {
                 EventCause::Observed(Some(gpu), true) => book.held().is_some_and(|held| held.gpus.contains(gpu)),
                 _ => false,
             },
-            EndReason::RestoreFailed => matches!(cause, EventCause::Reported(of, CallWord::StateLost) if *of == lease),
+            EndReason::RestoreFailed => {
+                matches!(cause, EventCause::Reported(of, LeaseCallKind::StateLost) if *of == lease)
+            }
             EndReason::NotMoved => self.unleased.leases_to_end.contains(&lease),
             EndReason::Budget => false,
             EndReason::Preempted => return self.check_preemption(now, cause, lease, book),

@@ -1,8 +1,8 @@
 //! Rules 8, 9 and 14 for leases that are parked and resumed: no move takes for ever.
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
-use super::calls::{CallWord, EventCause};
-use super::park::{MoveBook, MoveWay, READINGS};
+use super::calls::{EventCause, LeaseCallKind};
+use super::park::{MoveBook, MoveStage, READINGS};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::facts::LeaseAction;
@@ -31,7 +31,7 @@ impl CheckerBooks {
         said: &MoverReport,
     ) -> bool {
         let at = self.leases.get(&lease).map(|book| &book.stage);
-        let leaves = matches!(at, Some(LeaseStage::Park(_, park)) if park.way == MoveWay::Leaving);
+        let leaves = matches!(at, Some(LeaseStage::Park(_, park)) if park.stage == MoveStage::Leaving);
         let parked = self.movers_of(lease, method).get(process).is_some_and(|mover| mover.parked.is_some());
         leaves && parked && matches!(said, MoverReport::Refused(_) | MoverReport::Outgrown(_))
     }
@@ -39,7 +39,7 @@ impl CheckerBooks {
     /// Since when a lease is parking or resuming.
     pub fn moving_since(&self, lease: LeaseId) -> Option<Time> {
         match &self.leases.get(&lease)?.stage {
-            LeaseStage::Park(_, park) if park.way != MoveWay::Parked => Some(park.since),
+            LeaseStage::Park(_, park) if park.stage != MoveStage::Parked => Some(park.since),
             _ => None,
         }
     }
@@ -47,7 +47,7 @@ impl CheckerBooks {
     /// Checks that a lease was parked for as long as any may be.
     pub fn check_park_expired(&self, now: Time, cause: &EventCause, lease: LeaseId, book: &LeaseBook) -> Verdict {
         let over = match &book.stage {
-            LeaseStage::Park(held, park) => park.way == MoveWay::Parked && self.is_park_expired(now, held, park),
+            LeaseStage::Park(held, park) => park.stage == MoveStage::Parked && self.is_park_expired(now, held, park),
             _ => false,
         };
         must(8, over && matches!(cause, EventCause::Ticked), || {
@@ -74,15 +74,15 @@ impl CheckerBooks {
     pub fn check_moves(&self, now: Time, complete: bool) -> Verdict {
         for lease in self.moving.iter().filter(|_| complete) {
             let Some(LeaseBook { stage: LeaseStage::Park(held, park), .. }) = self.leases.get(lease) else { continue };
-            let late = match park.way {
+            let late = match park.stage {
                 // A hook's report must be seen soon.
-                MoveWay::Leaving if park.method == Method::Hook && self.is_sight_overdue(now, *lease, park) => {
+                MoveStage::Leaving if park.method == Method::Hook && self.is_sight_overdue(now, *lease, park) => {
                     let said = self.all_reported_at(*lease, park);
                     said.is_some_and(|said| now >= (said + park.sight_limit).min(park.since + park.time_limit))
                 }
-                MoveWay::Parked => self.is_park_expired(now, held, park) && now >= park.since + park.time_limit,
-                MoveWay::Leaving => self.is_overdue(now, park) && now >= park.since + park.time_limit,
-                MoveWay::Returning => {
+                MoveStage::Parked => self.is_park_expired(now, held, park) && now >= park.since + park.time_limit,
+                MoveStage::Leaving => self.is_overdue(now, park) && now >= park.since + park.time_limit,
+                MoveStage::Returning => {
                     // While a lease is only waiting to be seen it may take as long as no reading succeeds.
                     let silent = park.was_resumed && !self.none_parked(*lease, park.method);
                     let words = self.movers_of(*lease, park.method).values().map(|mover| mover.reported_at);
@@ -92,7 +92,7 @@ impl CheckerBooks {
                     silent && now >= heard.max(grace) + span
                 }
             };
-            must(8, !late, || format!("{lease} is {:?} since {}, and it is {now}: {park:?}", park.way, park.since))?;
+            must(8, !late, || format!("{lease} is {:?} since {}, and it is {now}: {park:?}", park.stage, park.since))?;
         }
         Ok(())
     }
@@ -102,17 +102,17 @@ impl CheckerBooks {
         for lease in &self.moving {
             let Some(LeaseBook { stage: LeaseStage::Park(held, park), .. }) = self.leases.get(lease) else { continue };
             let since_then = |gpu: &usize| park.readings_after.get(gpu).is_some_and(|count| *count >= READINGS);
-            let stays = park.way != MoveWay::Parked && held.gpus.iter().all(since_then);
+            let stays = park.stage != MoveStage::Parked && held.gpus.iter().all(since_then);
             must(9, !stays, || format!("{lease} was seen to have arrived in earlier readings, and is {park:?}"))?;
         }
         Ok(())
     }
 
     /// Checks that a lease that needs its GPUs waits for them.
-    pub fn check_wanted(&self, lease: LeaseId, word: CallWord) -> Verdict {
-        let idle = |park: &MoveBook| park.way == MoveWay::Parked && park.queued_since.is_none();
+    pub fn check_wanted(&self, lease: LeaseId, kind: LeaseCallKind) -> Verdict {
+        let idle = |park: &MoveBook| park.stage == MoveStage::Parked && park.queued_since.is_none();
         let left = match self.leases.get(&lease) {
-            Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) if word == CallWord::Resume => {
+            Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) if kind == LeaseCallKind::Resume => {
                 Some(park).filter(|park| idle(park))
             }
             _ => None,
@@ -125,7 +125,7 @@ impl CheckerBooks {
         for action in actions {
             let Action::Lease(LeaseAction::FinishPark { lease, .. }) = action else { continue };
             let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get(lease) else { continue };
-            let idle = park.way == MoveWay::Parked && park.queued_since.is_none();
+            let idle = park.stage == MoveStage::Parked && park.queued_since.is_none();
             must(9, !(idle && (park.requests_again.is_some() || park.is_wanted)), || {
                 format!("{lease} was to request its GPUs again, and does not wait for them: {park:?}")
             })?;

@@ -10,7 +10,7 @@
 mod back;
 
 use super::books::{CheckerBooks, GpuBook, HeldBook, LeaseBook, LeaseStage, SeenReading};
-use super::calls::{CallWord, EventCause, ExpectedAnswer};
+use super::calls::{EventCause, ExpectedAnswer, LeaseCallKind};
 use super::coarse::OtherLeases;
 use super::contexts::ContextChecks;
 use super::{Verdict, Violation, must};
@@ -32,13 +32,13 @@ pub const CONTEXT: Bytes = Bytes::mib(1024);
 pub const BESIDE: Bytes = Bytes::mib(512);
 pub(super) const LITTLE: Bytes = Bytes::mib(64);
 /// After a false report a lease is left alone for this many times `retry_after`.
-pub(super) const DISTRUST: u64 = 60;
+pub(super) const FALSE_REPORT_BACKOFFS: u64 = 60;
 /// A hook may take at least this long.
 const HOOK_TIME: Span = Span::secs(120);
 
 /// The stage of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MoveWay {
+pub enum MoveStage {
     /// Its bytes leave its GPUs.
     Leaving,
     /// Its bytes are in host memory.
@@ -51,7 +51,7 @@ pub enum MoveWay {
 #[derive(Clone, Debug)]
 pub struct MoveBook {
     /// The stage.
-    pub way: MoveWay,
+    pub stage: MoveStage,
     /// Since when.
     pub since: Time,
     /// As of when it requests its GPUs again once it is parked.
@@ -144,16 +144,16 @@ impl BackoffBook {
     pub fn read(lied: Option<(Method, Time)>, parking: &Parking) -> BackoffBook {
         let mut backoff = BackoffBook::default();
         if let Some((method, at)) = lied {
-            backoff.set(method, at, at + Span(parking.retry_after.0 * DISTRUST));
+            backoff.set(method, at, at + Span(parking.retry_after.0 * FALSE_REPORT_BACKOFFS));
         }
         backoff
     }
 }
 
 impl MoveBook {
-    fn new(way: MoveWay, since: Time, time_limit: Span) -> MoveBook {
+    fn new(stage: MoveStage, since: Time, time_limit: Span) -> MoveBook {
         MoveBook {
-            way,
+            stage,
             since,
             requests_again: None,
             was_resumed: false,
@@ -178,14 +178,14 @@ impl MoveBook {
     }
 
     /// Returns what the disk has.
-    pub fn read(way: MoveWay, away: &ParkState, parking: &Parking) -> MoveBook {
+    pub fn read(stage: MoveStage, away: &ParkState, parking: &Parking) -> MoveBook {
         let (again, back, wants) = (away.requests_again_at, away.was_resumed, away.queued_since);
         let (first, left, rung, had) = (away.first_request.clone(), away.term_left, away.method, away.had_bytes);
         // An earlier daemon may have told the driver.
         let deep = away.with_driver.then(|| ContextChecks { processes: away.processes.clone(), may_be_told: true });
         let driven = if rung == Method::Driver { away.processes.clone() } else { Vec::new() };
         let (passive, with_context) = (away.is_passive, away.with_context);
-        let park = MoveBook::new(way, away.since, Span::ZERO);
+        let park = MoveBook::new(stage, away.since, Span::ZERO);
         let park = MoveBook {
             requests_again: again,
             was_resumed: back,
@@ -205,7 +205,7 @@ impl MoveBook {
 
     /// True if a row has the same.
     pub fn matches_row(&self, away: &ParkState) -> bool {
-        let moving = self.way == MoveWay::Parked
+        let moving = self.stage == MoveStage::Parked
             || (away.requests_again_at, away.was_resumed) == (self.requests_again, self.was_resumed);
         let same = (away.since, away.queued_since, away.term_left) == (self.since, self.queued_since, self.term_left);
         let contexts = match &self.contexts {
@@ -220,8 +220,8 @@ impl MoveBook {
 
     /// How long this stage may take by this policy: the driver has 1 s more for each 512 MiB, and a hook has 2 min.
     pub(super) fn time_allowed(&self, parking: &Parking) -> Span {
-        match (self.way, self.method) {
-            (MoveWay::Parked, _) => parking.term,
+        match (self.stage, self.method) {
+            (MoveStage::Parked, _) => parking.term,
             (_, Method::Driver) => Span(parking.move_timeout.0 + self.had_bytes.0 / (512 << 20) * 1_000_000),
             (_, Method::Hook) if parking.move_timeout < HOOK_TIME => HOOK_TIME,
             // The driver has its time first, then the shim.
@@ -232,7 +232,7 @@ impl MoveBook {
 
     /// True if the driver brings it back: nothing else may be granted on its GPUs.
     pub fn is_driver_restore(&self) -> bool {
-        self.way == MoveWay::Returning && self.needs_driver() && self.was_resumed
+        self.stage == MoveStage::Returning && self.needs_driver() && self.was_resumed
     }
 
     /// True if it is not resumed without the driver.
@@ -241,10 +241,10 @@ impl MoveBook {
     }
 
     /// Returns the move at its next stage.
-    fn with_way(&self, way: MoveWay, since: Time, parking: &Parking) -> MoveBook {
+    fn with_way(&self, stage: MoveStage, since: Time, parking: &Parking) -> MoveBook {
         let (readings, since_then) = (BTreeMap::new(), BTreeMap::new());
         let park = MoveBook {
-            way,
+            stage,
             since,
             agreeing_readings: readings,
             arrived: None,
@@ -289,41 +289,38 @@ impl CheckerBooks {
         method: Method,
         process: ProcKey,
         said: &MoverReport,
-    ) -> CallWord {
-        let Some(book) = self.leases.get(&lease) else { return CallWord::Status };
+    ) -> LeaseCallKind {
+        let Some(book) = self.leases.get(&lease) else { return LeaseCallKind::Status };
         let concerned = !matches!(&book.stage, LeaseStage::Park(_, park) if park.method != method);
         if let (Method::Driver, MoverReport::Refused(_), true) = (method, said, self.has_contexts_moved(lease)) {
             return self.driver_refused(now, lease);
         }
-        if self.is_others(lease, method, &process, said) || self.is_outdated_refusal(lease, method, &process, said) {
-            return CallWord::Status;
+        if self.belongs_to_other_lease(lease, method, &process, said)
+            || self.is_outdated_refusal(lease, method, &process, said)
+        {
+            return LeaseCallKind::Status;
         }
         let movers = self.movers.entry((lease, method)).or_default();
         let before = movers.get(&process).copied();
         let cannot = before.is_some_and(|mover| mover.cannot);
-        let contexts = before.and_then(|mover| mover.keeps_still);
+        let keeps_still = before.and_then(|mover| mover.keeps_still);
         match said {
             MoverReport::Present { parked } => {
-                let word =
+                let reported_at =
                     before.filter(|before| before.parked.is_some() == parked.is_some()).map_or(now, |b| b.reported_at);
-                movers.insert(
-                    process,
-                    MoverBook { parked: *parked, reported_at: word, cannot, keeps_still: contexts, unknown: false },
-                );
+                movers.insert(process, MoverBook { parked: *parked, reported_at, cannot, keeps_still, unknown: false });
             }
             MoverReport::Parked(bytes) => {
                 movers.insert(
                     process,
-                    MoverBook { parked: Some(*bytes), reported_at: now, cannot, keeps_still: contexts, unknown: false },
+                    MoverBook { parked: Some(*bytes), reported_at: now, cannot, keeps_still, unknown: false },
                 );
             }
             MoverReport::Resumed => {
                 // It calls the driver again, whatever it reported before.
-                let contexts = contexts.map(|_| false);
-                movers.insert(
-                    process,
-                    MoverBook { parked: None, reported_at: now, cannot, keeps_still: contexts, unknown: false },
-                );
+                let keeps_still = keeps_still.map(|_| false);
+                movers
+                    .insert(process, MoverBook { parked: None, reported_at: now, cannot, keeps_still, unknown: false });
             }
             MoverReport::Unknown => {
                 let mover = before.unwrap_or(MoverBook { reported_at: now, ..UNHEARD });
@@ -334,19 +331,19 @@ impl CheckerBooks {
                 movers.insert(process, MoverBook { cannot: why.is_some(), ..mover });
             }
             MoverReport::Gone | MoverReport::Died(_) => drop(movers.remove(&process)),
-            MoverReport::Refused(_) | MoverReport::Outgrown(_) if !concerned => return CallWord::Status,
-            MoverReport::Refused(_) => return CallWord::Refused,
-            MoverReport::Outgrown(_) => return CallWord::Outgrown,
-            MoverReport::Lost(_) => return CallWord::StateLost,
-            MoverReport::KeepsStill(contexts) => {
+            MoverReport::Refused(_) | MoverReport::Outgrown(_) if !concerned => return LeaseCallKind::Status,
+            MoverReport::Refused(_) => return LeaseCallKind::Refused,
+            MoverReport::Outgrown(_) => return LeaseCallKind::Outgrown,
+            MoverReport::Lost(_) => return LeaseCallKind::StateLost,
+            MoverReport::KeepsStill(keeps_still) => {
                 let mover = before.unwrap_or(MoverBook { reported_at: now, ..UNHEARD });
-                movers.insert(process, MoverBook { keeps_still: Some(*contexts), ..mover });
-                self.note_quiet(lease);
-                return CallWord::Status;
+                movers.insert(process, MoverBook { keeps_still: Some(*keeps_still), ..mover });
+                self.note_driver_told(lease);
+                return LeaseCallKind::Status;
             }
             MoverReport::Used => {
                 self.note_wanted(lease);
-                return CallWord::Resume;
+                return LeaseCallKind::Resume;
             }
         }
         match movers.get(&process).and_then(|mover| mover.parked) {
@@ -355,15 +352,16 @@ impl CheckerBooks {
             }
             _ => self.in_host_memory.remove(&(process, method)),
         };
-        self.note_quiet(lease);
-        let word = if matches!(said, MoverReport::Died(_)) { CallWord::DiedParking } else { CallWord::Status };
+        self.note_driver_told(lease);
+        let word =
+            if matches!(said, MoverReport::Died(_)) { LeaseCallKind::DiedParking } else { LeaseCallKind::Status };
         if !concerned {
             return word;
         }
         // A reading before its last report proves nothing.
         if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(&lease) {
             match said {
-                MoverReport::Died(_) if park.way == MoveWay::Leaving => park.died = Some(process),
+                MoverReport::Died(_) if park.stage == MoveStage::Leaving => park.died = Some(process),
                 MoverReport::Present { .. } => drop(park.died.take_if(|died| *died == process)),
                 _ => {}
             }
@@ -376,14 +374,14 @@ impl CheckerBooks {
     /// Notes that a lease that is parking needs its GPUs.
     pub(super) fn note_wanted(&mut self, lease: LeaseId) {
         if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(&lease) {
-            park.is_wanted |= park.way == MoveWay::Leaving;
+            park.is_wanted |= park.stage == MoveStage::Leaving;
         }
     }
 
     /// The same for a lease that may be parked already.
     pub(super) fn note_wanted_now(&mut self, lease: LeaseId) {
         if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(&lease) {
-            park.is_wanted |= park.way != MoveWay::Returning && park.queued_since.is_none();
+            park.is_wanted |= park.stage != MoveStage::Returning && park.queued_since.is_none();
         }
     }
 
@@ -423,11 +421,11 @@ impl CheckerBooks {
         for lease in self.moving.iter().copied().collect::<Vec<_>>() {
             let Some(book) = self.leases.get(&lease) else { continue };
             let LeaseStage::Park(held, park) = &book.stage else { continue };
-            if !held.gpus.contains(&number) || park.way == MoveWay::Parked {
+            if !held.gpus.contains(&number) || park.stage == MoveStage::Parked {
                 continue;
             }
-            let agrees = match park.way {
-                MoveWay::Leaving => self.shows_gone(lease, held, park, number, begun),
+            let agrees = match park.stage {
+                MoveStage::Leaving => self.shows_gone(lease, held, park, number, begun),
                 _ => self.shows_back(book, park, number, begun),
             };
             let now = self.last_event_at.unwrap_or_default();
@@ -485,7 +483,7 @@ impl CheckerBooks {
         let told = |mover: &MoverBook| mover.parked.is_none() && mover.reported_at < begun;
         let known = self.processes_on(book.id, number).all(|process| movers.contains_key(process));
         let known = known || park.method == Method::Hook;
-        heard && known && park.since < begun && movers.values().all(told) && !self.may_have(book.id, park)
+        heard && known && park.since < begun && movers.values().all(told) && !self.driver_may_have(book.id, park)
     }
 
     // ---- rule 3 ------------------------------------------------------------
@@ -537,7 +535,7 @@ impl CheckerBooks {
         }
         if method == Method::Driver && !book.request.may_lose_state {
             self.stays_on_its_gpus(now, lease, held)?;
-            self.sure_of_room(lease, held)?;
+            self.has_safe_restore_room(lease, held)?;
         }
         if method == Method::Hook {
             return Ok(Bytes::ZERO);
@@ -547,12 +545,14 @@ impl CheckerBooks {
         self.has_memory(need, available)?;
         let cap = self.policy.caps_for(&self.tenants[book.tenant].name, &[]).parked;
         match cap {
-            Some(cap) if self.booked_by(Some(book.tenant)) + need > cap => Err("its tenant has all that it may"),
+            Some(cap) if self.booked_host_memory_of(Some(book.tenant)) + need > cap => {
+                Err("its tenant has all that it may")
+            }
             _ => Ok(need),
         }
     }
 
-    pub(super) fn booked_by(&self, whose: Option<usize>) -> Bytes {
+    pub(super) fn booked_host_memory_of(&self, whose: Option<usize>) -> Bytes {
         let all = self.leases.values().filter(|book| whose.is_none_or(|tenant| book.tenant == tenant));
         all.filter_map(LeaseBook::held).map(|held| held.booked).sum()
     }
@@ -563,12 +563,12 @@ impl CheckerBooks {
         let out = self
             .leases
             .values()
-            .filter(|book| matches!(&book.stage, LeaseStage::Park(_, park) if park.way == MoveWay::Leaving));
+            .filter(|book| matches!(&book.stage, LeaseStage::Park(_, park) if park.stage == MoveStage::Leaving));
         let leaving: Bytes = out.filter_map(LeaseBook::held).map(|held| held.booked).sum();
         if need + parking.keep_available + leaving + self.booked_since_reading > available {
             return Err("the host has too little memory");
         }
-        if self.booked_by(None) + need > parking.space {
+        if self.booked_host_memory_of(None) + need > parking.space {
             return Err("there is too little host memory for parked bytes");
         }
         Ok(())
@@ -639,7 +639,7 @@ impl CheckerBooks {
             }
             _ => return must(17, false, || format!("{lease} is parked after {cause:?}")),
         }
-        let sure = self.sure_of_room(lease, held);
+        let sure = self.has_safe_restore_room(lease, held);
         must(2, rung != Method::Driver || book.request.may_lose_state || sure.is_ok(), || {
             format!("the driver parks {lease}, and a restore may lack room: {sure:?}")
         })?;
@@ -662,9 +662,9 @@ impl CheckerBooks {
             had_bytes: *had,
             others_before,
             driver_processes,
-            ..MoveBook::new(MoveWay::Leaving, now, Span::ZERO)
+            ..MoveBook::new(MoveStage::Leaving, now, Span::ZERO)
         };
-        let park = park.with_way(MoveWay::Leaving, now, &self.policy.parking);
+        let park = park.with_way(MoveStage::Leaving, now, &self.policy.parking);
         self.set_move(lease, park, |held| {
             (held.booked, held.was_moved, held.notice, held.overuse) = (booked, true, None, None);
         });
@@ -683,16 +683,16 @@ impl CheckerBooks {
     pub(super) fn move_of(
         &self,
         lease: LeaseId,
-        way: MoveWay,
+        stage: MoveStage,
     ) -> Result<(&LeaseBook, &HeldBook, &MoveBook), Violation> {
         let book = self.leases.get(&lease);
         if let Some(book) = book
             && let LeaseStage::Park(held, park) = &book.stage
-            && park.way == way
+            && park.stage == stage
         {
             return Ok((book, held, park));
         }
-        Err(Violation { rule: 0, what: format!("{lease} should be {way:?}, and is {book:?}") })
+        Err(Violation { rule: 0, what: format!("{lease} should be {stage:?}, and is {book:?}") })
     }
 
     // ---- rule 4 ------------------------------------------------------------
@@ -729,7 +729,7 @@ impl CheckerBooks {
 
     /// Takes the order that a lease stays on its GPUs.
     pub fn unpark(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time, why: &UnparkReason) -> Verdict {
-        let (_, held, park) = self.move_of(lease, MoveWay::Leaving)?;
+        let (_, held, park) = self.move_of(lease, MoveStage::Leaving)?;
         let coarse = held.gpus.iter().any(|number| self.gpus[*number].is_coarse());
         let fits = match why {
             // A lease with more than was booked is refused, whatever it reports.
@@ -743,7 +743,7 @@ impl CheckerBooks {
             }
             UnparkReason::Refused(_) => {
                 let said = |of: &LeaseId| *of == lease && !self.has_all_left(held, lease, park);
-                let refusal = |word: &CallWord| matches!(word, CallWord::Refused | CallWord::Outgrown);
+                let refusal = |word: &LeaseCallKind| matches!(word, LeaseCallKind::Refused | LeaseCallKind::Outgrown);
                 matches!(cause, EventCause::Reported(of, word) | EventCause::Hooked(of, word) if said(of) && refusal(word))
             }
             UnparkReason::Silent => matches!(cause, EventCause::Ticked) && self.is_overdue(now, park),
@@ -755,18 +755,18 @@ impl CheckerBooks {
             }
         };
         must(8, fits && at == now, || format!("{lease} shall stay ({why:?}) after {cause:?}: {park:?}"))?;
-        let backoff = if *why == UnparkReason::NotSeen { DISTRUST } else { 1 };
+        let backoff = if *why == UnparkReason::NotSeen { FALSE_REPORT_BACKOFFS } else { 1 };
         let method = park.method;
         // A mover that was told to park and reported nothing may park yet.
         let silent = *why == UnparkReason::Silent && method == Method::Driver;
-        let park = MoveBook { was_resumed: false, ..park.with_way(MoveWay::Returning, now, &self.policy.parking) };
+        let park = MoveBook { was_resumed: false, ..park.with_way(MoveStage::Returning, now, &self.policy.parking) };
         self.set_move(lease, park, |_| {});
         let movers = self.movers.get_mut(&(lease, method)).filter(|_| silent);
         let here = movers.into_iter().flat_map(|movers| movers.values_mut()).filter(|mover| mover.parked.is_none());
         here.for_each(|mover| mover.unknown = true);
         match cause {
             // It may be tried again at once; an earlier failure does not count any more.
-            EventCause::Reported(_, CallWord::Outgrown) => {
+            EventCause::Reported(_, LeaseCallKind::Outgrown) => {
                 if let Some(book) = self.leases.get_mut(&lease) {
                     book.backoff.set(method, Time::ZERO, Time::ZERO);
                 }
@@ -785,7 +785,7 @@ impl CheckerBooks {
 
     /// Takes that a lease's bytes were seen to be gone.
     pub fn parked(&mut self, now: Time, lease: LeaseId, at: Time, debt_clock: Option<Time>) -> Verdict {
-        let (book, held, park) = self.move_of(lease, MoveWay::Leaving)?;
+        let (book, held, park) = self.move_of(lease, MoveStage::Leaving)?;
         must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
         let movers = self.movers_of(lease, park.method);
         must(4, movers.values().all(|mover| mover.parked.is_some()), || {
@@ -813,7 +813,7 @@ impl CheckerBooks {
         let left = book.has_fixed_term().then(|| held.until.max(graced).since(now));
         must(8, left != Some(Span::ZERO), || format!("{lease} is parked, and its term is over: {held:?}"))?;
         let booked = held.booked;
-        let park = MoveBook { term_left: left, ..park.with_way(MoveWay::Parked, now, &self.policy.parking) };
+        let park = MoveBook { term_left: left, ..park.with_way(MoveStage::Parked, now, &self.policy.parking) };
         self.check_refund(now, lease, debt_clock)?;
         self.booked_since_reading = self.booked_since_reading + booked;
         self.set_move(lease, park, |held| {
@@ -828,14 +828,14 @@ impl CheckerBooks {
     pub fn queue_parked(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
         let LeaseAction::QueueParked { at, vram, at_least, wake, .. } = action else { return Ok(()) };
         let (at, vram, at_least) = (*at, *vram, *at_least);
-        let (book, held, park) = self.move_of(lease, MoveWay::Parked)?;
+        let (book, held, park) = self.move_of(lease, MoveStage::Parked)?;
         must(9, !park.passive || wake.is_some(), || {
             format!("{lease} is passive, and waits for its GPUs without a call")
         })?;
         must(9, park.queued_since.is_none(), || format!("{lease} waits for its GPUs twice"))?;
         let asked = match cause {
-            EventCause::Reported(of, CallWord::Resume)
-            | EventCause::Hooked(of, CallWord::Resume)
+            EventCause::Reported(of, LeaseCallKind::Resume)
+            | EventCause::Hooked(of, LeaseCallKind::Resume)
             | EventCause::Resume(of, ExpectedAnswer::Yes(_)) => *of == lease,
             EventCause::Hinted(of, counts) => *of == lease && *counts,
             _ => false,

@@ -8,7 +8,7 @@
 use super::books::{CheckerBooks, LeaseBook, LeaseStage, SeenReading};
 use super::calls::EventCause;
 use super::enforce::{DueStep, FoundProcess, SignalledStep, WatchedStep};
-use super::park::MoveWay;
+use super::park::MoveStage;
 use super::{Verdict, must};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
@@ -74,7 +74,7 @@ impl CheckerBooks {
     /// True if a lease is parking or resuming that had more than its size, and may return with that.
     pub(super) fn had_more_than_lease(&self, lease: LeaseId) -> bool {
         match self.leases.get(&lease).map(|book| &book.stage) {
-            Some(LeaseStage::Park(held, park)) if park.way != MoveWay::Parked => {
+            Some(LeaseStage::Park(held, park)) if park.stage != MoveStage::Parked => {
                 park.had_bytes.0 > held.gpus.iter().map(|_| held.vram.0).sum::<u64>()
             }
             _ => false,
@@ -174,7 +174,7 @@ impl CheckerBooks {
         if self.stays_on_its_gpus(now, lease, held).is_err() {
             return true;
         }
-        if !book.request.may_lose_state && self.sure_of_room(lease, held).is_err() {
+        if !book.request.may_lose_state && self.has_safe_restore_room(lease, held).is_err() {
             return true;
         }
         book.backoff.until(Method::Driver) <= now && self.host_memory.is_none()
@@ -211,7 +211,7 @@ impl CheckerBooks {
     fn has_left(&self, lease: LeaseId) -> bool {
         match self.leases.get(&lease).map(|book| &book.stage) {
             Some(LeaseStage::Park(_, park)) => {
-                park.way == MoveWay::Parked || (park.way == MoveWay::Returning && park.was_resumed)
+                park.stage == MoveStage::Parked || (park.stage == MoveStage::Returning && park.was_resumed)
             }
             _ => false,
         }

@@ -6,7 +6,7 @@
 
 use super::books::{CheckerBooks, GpuBook, HeldBook, LeaseBook, LeaseStage, SeenReading};
 use super::calls::EventCause;
-use super::park::{CONTEXT, MoveWay};
+use super::park::{CONTEXT, MoveStage};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::facts::{DaemonAction, LeaseAction};
@@ -164,7 +164,7 @@ impl CheckerBooks {
             let seen = gpu.seen_bytes.iter().find(|(of, _)| of == lease).map_or(Bytes::ZERO, |(_, seen)| *seen);
             match &other.stage {
                 LeaseStage::Ending(..) => {}
-                LeaseStage::Park(_, park) if park.way == MoveWay::Leaving => {}
+                LeaseStage::Park(_, park) if park.stage == MoveStage::Leaving => {}
                 _ if excludes(waiter, other) || self.is_restore_unsafe_beside(waiter, *lease) => return false,
                 _ => continue,
             }
@@ -195,7 +195,7 @@ impl CheckerBooks {
 
     /// Why a process on its GPUs could take what a restore needs; `Ok` if all processes there belong to leases and have
     /// the shim.
-    pub fn sure_of_room(&self, lease: LeaseId, held: &HeldBook) -> Result<(), &'static str> {
+    pub fn has_safe_restore_room(&self, lease: LeaseId, held: &HeldBook) -> Result<(), &'static str> {
         let has_more = |number: &usize| self.seen_of(lease, *number) > held.vram;
         if held.gpus.iter().any(has_more) {
             return Err("it has more there than its lease");
@@ -248,7 +248,7 @@ impl CheckerBooks {
     /// True if only other leases keep the driver from bringing a parked one back: once they have left it can.
     pub fn waits_for_holders(&self, now: Time, book: &LeaseBook) -> bool {
         let LeaseStage::Park(held, park) = &book.stage else { return false };
-        let is_restored = park.way == MoveWay::Parked && park.needs_driver() && !book.request.may_lose_state;
+        let is_restored = park.stage == MoveStage::Parked && park.needs_driver() && !book.request.may_lose_state;
         if !is_restored || book.backoff.until(park.method) > now || self.is_other_move_under_way(book.id, held) {
             return false;
         }
@@ -270,16 +270,17 @@ impl CheckerBooks {
     /// True if a parked lease cannot be resumed now, room or not: it failed a moment ago, or the driver might lose it.
     pub fn cannot_try(&self, now: Time, book: &LeaseBook) -> bool {
         let LeaseStage::Park(held, park) = &book.stage else { return false };
-        let unsure = park.needs_driver() && !book.request.may_lose_state && self.sure_of_room(book.id, held).is_err();
+        let unsure =
+            park.needs_driver() && !book.request.may_lose_state && self.has_safe_restore_room(book.id, held).is_err();
         let taken_up = || self.is_other_move_under_way(book.id, held);
-        park.way == MoveWay::Parked && (book.backoff.until(park.method) > now || unsure || taken_up())
+        park.stage == MoveStage::Parked && (book.backoff.until(park.method) > now || unsure || taken_up())
     }
 }
 
 /// What a parking lease leaves on a GPU: its context, while its processes live.
 pub fn residue(book: &LeaseBook, gpu: &GpuBook) -> Bytes {
     match &book.stage {
-        LeaseStage::Park(_, park) if park.way == MoveWay::Leaving && park.method != Method::Driver => {
+        LeaseStage::Park(_, park) if park.stage == MoveStage::Leaving && park.method != Method::Driver => {
             match gpu.is_coarse() {
                 true => gpu.residue_max(),
                 false => gpu.facts.context.unwrap_or(CONTEXT),

@@ -1,7 +1,7 @@
 //! Rule 8: no lease ends before its time, nor after it.
 
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
-use super::calls::{CallWord, EventCause, ExpectedAnswer};
+use super::calls::{EventCause, ExpectedAnswer, LeaseCallKind};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::facts::LeaseAction;
@@ -53,7 +53,7 @@ impl CheckerBooks {
         let used = *worked && now >= (held.renewed + soonest).min(held.until);
         let ran_out = now >= held.until && !self.in_grace(now, held.renewed) && !wanted.freely;
         let fits = match cause {
-            EventCause::LeaseCall(CallWord::Renew, of, _) => *of == lease && !bound,
+            EventCause::LeaseCall(LeaseCallKind::Renew, of, _) => *of == lease && !bound,
             EventCause::Worked(of, _) => *of == lease && used,
             EventCause::Ticked if idle => ran_out && !worked,
             EventCause::Ticked => used || ran_out,
@@ -138,7 +138,7 @@ impl CheckerBooks {
             EventCause::Reported(lease, said) | EventCause::Hooked(lease, said) => self.check_wanted(*lease, *said)?,
             EventCause::Unwrapped(lease) => self.check_unwrapped(*lease)?,
             EventCause::Resume(lease, ExpectedAnswer::Yes(_)) | EventCause::Hinted(lease, true) => {
-                self.check_wanted(*lease, CallWord::Resume)?;
+                self.check_wanted(*lease, LeaseCallKind::Resume)?;
             }
             EventCause::Started(rebooted, floor) => {
                 must(7, self.next_fence >= *floor, || format!("fence {} is below the floor {floor}", self.next_fence))?;
@@ -150,7 +150,11 @@ impl CheckerBooks {
                 let left = self.leases.get(lease).filter(|book| !matches!(book.stage, LeaseStage::Ending(..)));
                 must(8, left.is_none(), || format!("{lease} has no process any more and goes on"))?;
             }
-            EventCause::LeaseCall(CallWord::Release | CallWord::RevokeByOperator, lease, ExpectedAnswer::Yes(_)) => {
+            EventCause::LeaseCall(
+                LeaseCallKind::Release | LeaseCallKind::RevokeByOperator,
+                lease,
+                ExpectedAnswer::Yes(_),
+            ) => {
                 let left = self.leases.get(lease).filter(|book| !matches!(book.stage, LeaseStage::Ending(..)));
                 must(11, left.is_none(), || format!("{lease} was released and goes on"))?;
             }

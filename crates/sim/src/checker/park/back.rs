@@ -23,7 +23,7 @@ impl CheckerBooks {
         else {
             return Ok(());
         };
-        let (book, held, park) = self.move_of(lease, MoveWay::Parked)?;
+        let (book, held, park) = self.move_of(lease, MoveStage::Parked)?;
         let (wants, passive) = (park.queued_since, park.passive);
         must(9, wants.is_some() != passive, || format!("{lease} is resumed and did not wait for its GPUs"))?;
         must(11, !self.is_stopped(), || format!("{lease} is resumed while nothing may be granted"))?;
@@ -34,7 +34,7 @@ impl CheckerBooks {
                 "{lease} is resumed while another lease moves on a GPU that does not tell the bytes of single processes"
             )
         })?;
-        let sure = self.sure_of_room(lease, held);
+        let sure = self.has_safe_restore_room(lease, held);
         must(2, !park.needs_driver() || book.request.may_lose_state || sure.is_ok(), || {
             format!("the driver brings {lease} back, and it may lack room: {sure:?}")
         })?;
@@ -81,7 +81,7 @@ impl CheckerBooks {
         let tenant = book.tenant;
         let (method, had_bytes, others_before) = (park.method, park.had_bytes, park.others_before.clone());
         let (contexts, driver_processes) = (park.contexts.clone(), park.driver_processes.clone());
-        let park = MoveBook::new(MoveWay::Returning, now, Span::ZERO);
+        let park = MoveBook::new(MoveStage::Returning, now, Span::ZERO);
         let park = MoveBook {
             requests_again: wants,
             passive,
@@ -93,7 +93,7 @@ impl CheckerBooks {
             driver_processes,
             ..park
         };
-        let (request, park) = (first.clone(), park.with_way(MoveWay::Returning, now, &self.policy.parking));
+        let (request, park) = (first.clone(), park.with_way(MoveStage::Returning, now, &self.policy.parking));
         back.vram = *vram;
         back.prepaid = self.check_charge(now, lease, *mark, due)?;
         self.check_first_since(now, lease, *turn)?;
@@ -105,10 +105,10 @@ impl CheckerBooks {
 
     /// Takes that a lease finds no room and is parked again.
     pub fn retreat(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time) -> Verdict {
-        let (_, _, park) = self.move_of(lease, MoveWay::Returning)?;
+        let (_, _, park) = self.move_of(lease, MoveStage::Returning)?;
         let refused = matches!(
             cause,
-            EventCause::Reported(of, CallWord::Refused | CallWord::Outgrown) | EventCause::Hooked(of, CallWord::Refused) if *of == lease
+            EventCause::Reported(of, LeaseCallKind::Refused | LeaseCallKind::Outgrown) | EventCause::Hooked(of, LeaseCallKind::Refused) if *of == lease
         );
         let silent = matches!(cause, EventCause::Ticked) && self.is_overdue(now, park);
         let unsure = matches!(cause, EventCause::Observed(..)) && self.why_restore_is_unsafe(lease).is_some();
@@ -116,7 +116,7 @@ impl CheckerBooks {
             format!("{lease} is parked again after {cause:?}: {park:?}")
         })?;
         let method = park.method;
-        let park = park.with_way(MoveWay::Leaving, now, &self.policy.parking);
+        let park = park.with_way(MoveStage::Leaving, now, &self.policy.parking);
         self.set_move(lease, park, |_| {});
         self.back_off(now, lease, method, 1);
         Ok(())
@@ -127,7 +127,7 @@ impl CheckerBooks {
         let book = self.leases.get(&lease)?;
         let LeaseStage::Park(held, park) = &book.stage else { return None };
         let restores = park.is_driver_restore() && !book.request.may_lose_state;
-        if restores && self.may_have(lease, park) { self.others_keep_off(lease, held).err() } else { None }
+        if restores && self.driver_may_have(lease, park) { self.others_keep_off(lease, held).err() } else { None }
     }
 
     /// Checks after a reading that no lease is brought back to room that another process could take.
@@ -144,12 +144,12 @@ impl CheckerBooks {
 
     /// Takes that a lease's bytes are back and its host memory is free.
     pub fn resumed(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time) -> Verdict {
-        let (_, held, park) = self.move_of(lease, MoveWay::Returning)?;
+        let (_, held, park) = self.move_of(lease, MoveStage::Returning)?;
         must(14, at == now, || format!("{lease} is back at {at}, and it is {now}"))?;
         // No mover is there that could bring its bytes back, or report that.
         let (none_parked, method) = (self.none_parked(lease, park.method), park.method);
         let unwrapped = method == Method::Hook && matches!(cause, EventCause::Unwrapped(of) if *of == lease);
-        must(2, !self.may_have(lease, park), || {
+        must(2, !self.driver_may_have(lease, park), || {
             format!("{lease} is back, and the driver may have something of it: {park:?}")
         })?;
         let given_up = none_parked && (unwrapped || self.is_overdue(now, park));
