@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, mpsc};
 use std::time::Duration;
 use sublet_core::ids::LeaseId;
-use sublet_core::movers::Said;
+use sublet_core::movers::MoverReport;
 use sublet_core::units::Span;
 use sublet_host::clock::Clock;
 use sublet_host::gpu::GpuSpec;
@@ -126,7 +126,7 @@ impl ShimHub {
         for sight in self.sights.lock().expect("the one reader").try_iter() {
             let HostReport::ShimReported { lease, said, .. } = sight else { continue };
             assert!((1..=OWN).contains(&lease.0), "another user's lease {lease}: {said:?}");
-            if let Said::Refused(why) = said {
+            if let MoverReport::Refused(why) = said {
                 assert!(why.chars().count() <= 200 && !why.chars().any(char::is_control), "{why:?}");
             }
         }

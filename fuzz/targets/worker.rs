@@ -10,7 +10,7 @@
 use libfuzzer_sys::fuzz_target;
 use sublet_core::event::{Caller, Event};
 use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent};
-use sublet_core::ids::Epoch;
+use sublet_core::ids::Fence;
 use sublet_core::request::{LeaseRequest, Term};
 use sublet_core::rows::Rows;
 use sublet_core::settings::Policy;
