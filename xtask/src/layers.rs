@@ -6,7 +6,8 @@
 //!                                    ▼
 //!   which top-level module uses which other ──► cycles;  uses of a higher layer of the table below
 //! ```
-//! A module is a top-level one with all that is below it. Tests are left out: `#[cfg(test)]`, `tests.rs`, `tests/`.
+//! A module is a top-level one with all that is below it. In some crates the modules of each layer are checked in the
+//! same way. Tests are left out: `#[cfg(test)]`, `tests.rs`, `tests/`.
 //!
 //! Absent: macros by their textual scope, `#[path]`, and paths that a macro builds. `cargo xtask layers CRATE` prints the
 //! cycles of any crate, also of one that is not in the table.
@@ -25,10 +26,20 @@ struct LayeredCrate {
     /// Its modules, the lowest layer first: a module may use those of its own layer and of lower ones. Empty: only
     /// cycles are checked.
     layers: &'static [&'static [&'static str]],
+    /// Top-level modules whose own modules have no cycles either.
+    inside: &'static [&'static str],
 }
 
 /// To add a crate, measure it with `cargo xtask layers CRATE` and add an entry.
-const CRATES: &[LayeredCrate] = &[LayeredCrate {
+const CRATES: &[LayeredCrate] = &[CORE, SHIM];
+
+const CORE: LayeredCrate = LayeredCrate {
+    name: "core",
+    layers: &[&["model"], &["state"], &["policy"], &["decide"]],
+    inside: &["model", "state", "policy"],
+};
+
+const SHIM: LayeredCrate = LayeredCrate {
     name: "shim",
     layers: &[
         // What knows nothing of the driver: plain data, the system, the environment.
@@ -69,15 +80,18 @@ const CRATES: &[LayeredCrate] = &[LayeredCrate {
         // How programs enter.
         &["entry_points"],
     ],
-}];
+    inside: &[],
+};
 
 /// One line for each cycle, and for each use of a higher layer, in the crates of the table.
 pub fn violations(root: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for layered in CRATES {
-        let graph = graph_of(root, layered.name)?;
+        let source = source_of(root, layered.name)?;
+        let graph = ModuleGraph::of(&source);
         found.extend(cycle_lines(&graph));
         found.extend(layer_lines(&graph, layered.layers));
+        found.extend(layered.inside.iter().flat_map(|module| cycle_lines(&ModuleGraph::of(&source.inside(module)))));
     }
     Ok(found)
 }
@@ -90,13 +104,18 @@ pub fn report(root: &Path, arguments: &[String]) -> Result<()> {
         _ => bail!("`cargo xtask layers` takes one crate: the name of a folder in crates/"),
     };
     for name in names {
-        print!("{}", report_text(name, &graph_of(root, name)?));
+        let source = source_of(root, name)?;
+        print!("{}", report_text(name, &ModuleGraph::of(&source)));
+        let layered = CRATES.iter().find(|layered| layered.name == name);
+        for module in layered.into_iter().flat_map(|layered| layered.inside) {
+            print!("{}", report_text(&format!("{name}::{module}"), &ModuleGraph::of(&source.inside(module))));
+        }
     }
     Ok(())
 }
 
-fn graph_of(root: &Path, name: &str) -> Result<ModuleGraph> {
-    CrateSource::read(root, &format!("crates/{name}")).map(|source| ModuleGraph::of(&source))
+fn source_of(root: &Path, name: &str) -> Result<CrateSource> {
+    CrateSource::read(root, &format!("crates/{name}"))
 }
 
 /// Which modules use which others.
@@ -306,6 +325,20 @@ mod tests {
             ["crates/planted/src/a.rs:2: `a` uses `b`, which is in a higher layer (xtask/src/layers.rs)"]
         );
         assert_eq!(layer_lines(&planted, &[]), Vec::<String>::new(), "only cycles are checked");
+    }
+
+    #[test]
+    fn a_cycle_inside_of_a_module_is_seen() {
+        let files = [
+            ("lib.rs", "mod a; mod b;"),
+            ("a/mod.rs", "mod x; mod y;"),
+            ("a/x.rs", "use crate::a::y::Y; use crate::b::y;"),
+            ("a/y.rs", "use super::x;"),
+            ("b.rs", "use crate::a::x;"),
+        ];
+        let source = CrateSource::from_files("crates/planted", &files);
+        assert_eq!(ModuleGraph::of(&source.inside("a")).cycles(), [BTreeSet::from(["x", "y"])]);
+        assert!(ModuleGraph::of(&source.inside("b")).cycles().is_empty());
     }
 
     #[test]

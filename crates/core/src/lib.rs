@@ -21,14 +21,13 @@
 
 pub mod decide;
 pub mod model;
-pub mod mutant;
 pub mod policy;
 pub mod state;
 
 pub use decide::{Outcome, decide};
 pub use model::{
-    action, aside, audit, cost, durations, event, facts, ids, lateness, loss, method, movers, quota, reading, request,
-    restrictions, rows, settings, token, units, unleased,
+    action, aside, audit, cost, durations, event, facts, ids, lateness, loss, method, movers, mutant, quota, reading,
+    request, restrictions, rows, settings, token, units, unleased,
 };
 pub use state::State;
 pub use state::{lease_readings, queue, room, unleased_readings};

@@ -6,7 +6,6 @@
 
 mod aside;
 mod derived;
-mod expected;
 mod gpus;
 pub mod lease_readings;
 mod leases;
@@ -30,12 +29,12 @@ use crate::model::action::Action;
 use crate::model::facts::{BrokenInvariant, LeaseAction};
 use crate::model::ids::{GpuId, LeaseId, ProcKey, TenantId, TokenId};
 use crate::model::loss::Loss;
+use crate::model::mutant::Mutant;
 use crate::model::reading::{GpuFacts, GpuReading, Reading};
 use crate::model::request::{Preempt, Term};
 use crate::model::rows::{EndedLease, Hold, Lease, LeaseEnd, Phase, Rows};
 use crate::model::settings::{Policy, Renewal, STALL};
 use crate::model::units::{Bytes, Span, Time};
-use crate::mutant::Mutant;
 use gpus::{new_room, resize_room};
 use overuse::OveruseReadings;
 pub(crate) use overuse::SLACK;
@@ -88,7 +87,7 @@ pub struct State {
     /// Since when it is the day it is.
     pub(crate) day_seen: Option<Time>,
     /// When it was last remembered what was expected of a waiter.
-    expectations_noted: Time,
+    pub(crate) expectations_noted: Time,
     unleased: UnleasedReadings,
     /// How many actions did not fit the rows, and the last of them.
     broken_invariants: (u64, Option<BrokenInvariant>),

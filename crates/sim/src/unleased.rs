@@ -23,6 +23,7 @@ use sublet_core::audit::{Accounted, Audit};
 use sublet_core::event::{Caller, Event};
 use sublet_core::facts::{GpuEvent, UnleasedAction, UnleasedEvent};
 use sublet_core::ids::ProcKey;
+use sublet_core::policy::unleased_due::{audits_due, is_signal_due};
 use sublet_core::request::Tier;
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::unleased::{self, EnforcementTimes, Mode, RuleAction, RuleId, RuleSubject, SignalOutcome, UnleasedId};
@@ -227,7 +228,7 @@ impl Sim<'_> {
     pub(crate) fn request_due_audits(&mut self) {
         let now = self.now();
         let Some(daemon) = self.daemon.as_ref().filter(|_| self.shape.unleased.is_monitored) else { return };
-        for process in daemon.engine.state().audits_due(now) {
+        for process in audits_due(daemon.engine.state(), now) {
             let longest = self.rng_unleased.pick(&[S / 10, S / 10, S, 8 * S]);
             self.schedule_audit(process, longest);
         }
@@ -408,7 +409,7 @@ impl Sim<'_> {
         let (stranger, signal, processes) = (*stranger, *signal, processes.clone());
         let state = daemon.engine.state();
         let is_wanted = |process: &ProcKey| {
-            state.is_signal_due(&unleased::PendingSignal { stranger, process: *process, signal, of: *at }, now)
+            is_signal_due(state, &unleased::PendingSignal { stranger, process: *process, signal, of: *at }, now)
         };
         let wanted: Vec<bool> = processes.iter().map(is_wanted).collect();
         let own = self.disk.rows.unleased.get(&stranger).map(|row| row.audit.clone());

@@ -84,6 +84,17 @@ impl CrateSource {
         CrateSource { folder: folder.to_owned(), files: read }
     }
 
+    /// The modules of a top-level module, as a crate of their own.
+    pub fn inside(&self, module: &str) -> CrateSource {
+        let is_inside = |file: &&SourceFile| file.module.first().is_some_and(|first| first == module);
+        let files = self.files.iter().filter(is_inside).map(|file| SourceFile {
+            path: file.path.clone(),
+            module: file.module[1..].to_vec(),
+            tokens: paths_from(module, &file.tokens),
+        });
+        CrateSource { folder: self.folder.clone(), files: files.collect() }
+    }
+
     /// The top-level modules.
     pub fn modules(&self) -> BTreeSet<String> {
         let declared = self.files.iter().filter(|file| file.module.is_empty()).flat_map(|root| declared(&root.tokens));
@@ -376,6 +387,23 @@ fn declared(tokens: &[Token]) -> Vec<String> {
                 at += 2;
             }
             _ => at += 1,
+        }
+    }
+    found
+}
+
+/// The tokens with paths that begin at a top-level module instead of the root: `crate::policy::quota` becomes
+/// `crate::quota`, and other paths from the root name nothing.
+fn paths_from(module: &str, tokens: &[Token]) -> Vec<Token> {
+    let (mut found, mut at) = (Vec::new(), 0);
+    while let Some(token) = tokens.get(at) {
+        let is_path = token.text == "crate" && is(tokens, at + 1, "::");
+        if is_path && is(tokens, at + 2, module) && is(tokens, at + 3, "::") {
+            found.extend_from_slice(&tokens[at..at + 2]);
+            at += 4;
+        } else {
+            found.extend((!is_path).then(|| token.clone()));
+            at += 1;
         }
     }
     found

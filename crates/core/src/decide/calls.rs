@@ -4,9 +4,9 @@ use super::Decider;
 use crate::model::event::{Caller, EventAnswer, Refusal};
 use crate::model::facts::{DaemonAction, GpuAction, LeaseAction, LeaseEvent};
 use crate::model::ids::{Fence, GpuId, LeaseId, ProcKey};
+use crate::model::mutant::Mutant;
 use crate::model::restrictions::Restrictions;
 use crate::model::rows::{EndReason, GpuService, Hold, Lease, Phase};
-use crate::mutant::Mutant;
 
 /// Processes one lease may be bound to by name; their descendants need no binding.
 const ROOTS_MAX: usize = 1_024;
@@ -17,7 +17,7 @@ impl Decider<'_> {
             LeaseEvent::Requested { by, request, wait, root } => {
                 let answer = self.admit(&by, request, wait, root);
                 if let EventAnswer::Lease(lease) = answer {
-                    self.state.remember_expected(lease, self.now);
+                    self.remember_expected(lease);
                 }
                 answer
             }

@@ -9,6 +9,7 @@ use crate::model::audit::Audit;
 use crate::model::event::{Caller, EventAnswer, Refusal};
 use crate::model::facts::{GpuAction, LeaseAction, TenantAction, UnleasedAction, UnleasedEvent};
 use crate::model::ids::{GpuId, LeaseId, ProcKey, TenantId};
+use crate::model::mutant::Mutant;
 use crate::model::reading::Reading;
 use crate::model::request::{LeaseRequest, Term, Tier};
 use crate::model::rows::GpuService;
@@ -18,7 +19,6 @@ use crate::model::unleased::{
     Exemption, GpuPresence, Mode, NextStep, Rule, RuleAction, RuleId, RuleSubject, STRANGERS_MAX, SignalOutcome,
     UnleasedEnd, UnleasedId, UnleasedProcess, UnleasedStep,
 };
-use crate::mutant::Mutant;
 use crate::policy::board::Fit;
 use crate::policy::enforcement::is_fresh;
 use crate::policy::enforcement::{

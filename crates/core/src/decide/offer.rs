@@ -3,10 +3,10 @@
 use super::Decider;
 use crate::model::event::{Caller, EventAnswer, Refusal};
 use crate::model::ids::LeaseId;
+use crate::model::mutant::Mutant;
 use crate::model::request::Vram;
 use crate::model::rows::{Lease, Phase};
 use crate::model::units::Bytes;
-use crate::mutant::Mutant;
 use crate::policy::board::{Board, Fit};
 use crate::policy::offers::offers;
 use crate::policy::offers::smaller;

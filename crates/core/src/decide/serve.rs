@@ -3,9 +3,9 @@
 use super::Decider;
 use crate::model::facts::LeaseAction;
 use crate::model::ids::{Fence, LeaseId};
+use crate::model::mutant::Mutant;
 use crate::model::quota::QuotaBlock;
 use crate::model::rows::Phase;
-use crate::mutant::Mutant;
 use crate::policy::board::Fit;
 use crate::policy::charges::debt_clock_after;
 use crate::policy::moves::is_backing_off;

@@ -2,7 +2,7 @@
 //!
 //! An action is applied to the state the moment it is emitted, written to the log in the same transaction as the rows
 //! that it changes, and read back by `journal verify`. Its JSON form is kept on disk for ever: add fields with defaults, and
-//! raise [`FORMAT`] for anything else. The facts themselves are in [`crate::facts`].
+//! raise [`FORMAT`] for anything else. The facts themselves are in [`crate::model::facts`].
 
 mod stored;
 

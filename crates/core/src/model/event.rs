@@ -16,7 +16,7 @@ use std::fmt;
 pub use crate::model::aside::AsideRequest;
 pub use crate::model::caller::Caller;
 
-/// Something that happened. The facts themselves are in [`crate::facts`].
+/// Something that happened. The facts themselves are in [`crate::model::facts`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// About the daemon, its host or its configuration.

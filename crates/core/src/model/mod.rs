@@ -15,6 +15,7 @@ pub mod lateness;
 pub mod loss;
 pub mod method;
 pub mod movers;
+pub mod mutant;
 pub mod quota;
 pub mod reading;
 pub mod request;

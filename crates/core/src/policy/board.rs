@@ -8,11 +8,11 @@
 //! do something useful meanwhile.
 
 use crate::model::ids::{GpuId, LeaseId, TenantId};
+use crate::model::mutant::Mutant;
 use crate::model::request::{Exclusivity, GpuSelector, Preempt, Term, Vram};
 use crate::model::rows::Lease;
 use crate::model::table::GpuTable;
 use crate::model::units::{Bytes, Span, Time};
-use crate::mutant::Mutant;
 use crate::policy::eligibility::{is_acceptable, needed_bytes, whole_gpu_least};
 use crate::policy::moves::is_backing_off;
 use crate::policy::placement::{blocking_leases, could_host, may_hold_whole_gpu, removable_contexts};

@@ -5,6 +5,7 @@
 
 use crate::model::audit::Audit;
 use crate::model::ids::{GpuId, ProcKey};
+use crate::model::mutant::Mutant;
 use crate::model::reading::{Reading, Resident};
 use crate::model::request::Tier;
 use crate::model::signals::{KILL, TERM};
@@ -12,7 +13,6 @@ use crate::model::units::{Bytes, Span, Time};
 use crate::model::unleased::{
     Exemption, GpuPresence, Mode, NextStep, Rule, RuleAction, RuleId, UnleasedProcess, UnleasedStep,
 };
-use crate::mutant::Mutant;
 use crate::state::State;
 
 /// An unleased process is adopted after this time: most of what it takes is there then.

@@ -1,7 +1,7 @@
 //! When a waiter is expected to start, by how long leases lasted so far.
 //!
 //! The queue is played forward `SAMPLES` times. Each time every lease in the way ends at another
-//! moment, drawn from what is left of leases of its kind ([`crate::durations`]); an idle one leaves
+//! moment, drawn from what is left of leases of its kind ([`crate::model::durations`]); an idle one leaves
 //! at once, and one of equal rank after its time slice. The waiters then start in their order:
 //!
 //! ```text

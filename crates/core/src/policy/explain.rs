@@ -6,11 +6,11 @@
 use crate::model::event::Refusal;
 use crate::model::ids::{GpuId, LeaseId, TenantId};
 use crate::model::method::Method;
+use crate::model::mutant::Mutant;
 use crate::model::quota::QuotaBlock;
 use crate::model::request::{LeaseRequest, Preempt, Term, Vram};
 use crate::model::rows::{GpuService, Lease, ParkState, Phase};
 use crate::model::units::{Bytes, Span, Time};
-use crate::mutant::Mutant;
 use crate::policy::eligibility::{is_eligible, needed_bytes};
 use crate::policy::placement::{could_host, fits_on};
 use crate::policy::restore_room::has_unsafe_restore;

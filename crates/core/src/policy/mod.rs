@@ -37,4 +37,5 @@ pub(crate) mod round;
 pub(crate) mod stretch;
 pub mod targets;
 pub(crate) mod tokens;
+pub mod unleased_due;
 pub mod waiters;

@@ -5,10 +5,10 @@
 use crate::model::ids::{GpuId, ProcKey};
 use crate::model::method::Method;
 use crate::model::movers::{RESIDUE, UNVERIFIED_MAX};
+use crate::model::mutant::Mutant;
 use crate::model::reading::Reading;
 use crate::model::rows::{Hold, Lease, Phase};
 use crate::model::units::Bytes;
-use crate::mutant::Mutant;
 use crate::policy::lease_processes::residents;
 use crate::state::State;
 use crate::state::lease_readings::LeaseReadings;

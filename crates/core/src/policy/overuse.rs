@@ -1,10 +1,10 @@
 //! Whether a lease has more on its GPUs than it is for, for how long, and how large a lease would cover it.
 
 use crate::model::ids::{GpuId, LeaseId};
+use crate::model::mutant::Mutant;
 use crate::model::rows::{Hold, Lease, Overuse, Phase, gpu_time};
 use crate::model::units::{Bytes, Span, Time};
 use crate::model::unleased::{Mode, UnleasedProcess, UnleasedStep};
-use crate::mutant::Mutant;
 use crate::policy::quota;
 use crate::policy::tokens::token_allows;
 use crate::policy::waiters::is_wanted;

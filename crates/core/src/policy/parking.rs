@@ -6,10 +6,10 @@
 use crate::model::ids::{GpuId, LeaseId, ProcKey, TenantId};
 use crate::model::method::Method;
 use crate::model::movers::{Backoff, GpuSnapshot, NotParkable, UNVERIFIED_MAX};
+use crate::model::mutant::Mutant;
 use crate::model::reading::Reading;
 use crate::model::rows::{Hold, Lease, Phase};
 use crate::model::units::{Bytes, Time};
-use crate::mutant::Mutant;
 use crate::policy::lease_processes::residents;
 use crate::policy::restore_room::{check_only_own_gpus, check_restore_room};
 use crate::state::State;

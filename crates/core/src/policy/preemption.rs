@@ -7,10 +7,10 @@
 use crate::model::cost::Direction;
 use crate::model::method::Method;
 use crate::model::movers::NotParkable;
+use crate::model::mutant::Mutant;
 use crate::model::request::{Preempt, Tier};
 use crate::model::rows::{Hold, Lease, Phase};
 use crate::model::units::{Span, Time};
-use crate::mutant::Mutant;
 use crate::policy::moves::move_duration;
 use crate::policy::{lease_processes, overuse, parking, stretch};
 use crate::state::State;

@@ -5,10 +5,10 @@
 
 use crate::model::ids::{GpuId, LeaseId};
 use crate::model::movers::{NotParkable, RestoreObstacle};
+use crate::model::mutant::Mutant;
 use crate::model::reading::{Reading, Unreadable};
 use crate::model::rows::{Hold, Lease, Phase};
 use crate::model::units::Time;
-use crate::mutant::Mutant;
 use crate::policy::lease_processes::residents;
 use crate::policy::move_progress;
 use crate::policy::move_progress::driver_may_have;

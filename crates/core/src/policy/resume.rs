@@ -1,10 +1,10 @@
 //! What a parked lease needs on its GPUs to come back.
 
 use crate::model::ids::LeaseId;
+use crate::model::mutant::Mutant;
 use crate::model::request::{LeaseRequest, Vram};
 use crate::model::rows::{Hold, Lease, Phase};
 use crate::model::units::{Bytes, Time};
-use crate::mutant::Mutant;
 use crate::state::State;
 use std::borrow::Cow;
 

@@ -5,11 +5,11 @@
 use crate::model::cost::Direction;
 use crate::model::ids::{GpuId, LeaseId, TenantId};
 use crate::model::method::Method;
+use crate::model::mutant::Mutant;
 use crate::model::request::{Exclusivity, Vram};
 use crate::model::rows::{Lease, Phase};
 use crate::model::table::GpuTable;
 use crate::model::units::{Bytes, Span, Time};
-use crate::mutant::Mutant;
 use crate::policy::eligibility::needed_bytes;
 use crate::policy::moves::{is_backing_off, move_duration};
 use crate::policy::placement::{blocking_leases, could_host};

@@ -1,10 +1,10 @@
 //! One walk along the queue: which waiter fits where, and what a grant changes for the waiters that were passed.
 
 use crate::model::ids::{GpuId, LeaseId, TenantId};
+use crate::model::mutant::Mutant;
 use crate::model::request::Vram;
 use crate::model::rows::{Lease, Phase};
 use crate::model::units::{Bytes, Time};
-use crate::mutant::Mutant;
 use crate::policy::board::{Board, Fit};
 use crate::policy::moves::is_backing_off;
 use crate::policy::waiters::{LOOK_AHEAD_OF_TENANT, count_hopeful};

@@ -10,10 +10,10 @@
 
 use crate::model::durations::{LeaseKind, ONE};
 use crate::model::ids::LeaseId;
+use crate::model::mutant::Mutant;
 use crate::model::request::Tier;
 use crate::model::rows::{Hold, Lease, Phase};
 use crate::model::units::{Span, Time};
-use crate::mutant::Mutant;
 use crate::policy::waiters::PLACE_MAX;
 use crate::state::State;
 

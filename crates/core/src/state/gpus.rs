@@ -3,13 +3,13 @@
 use super::State;
 use crate::model::ids::{GpuId, LeaseId, TenantId};
 use crate::model::movers::CONTEXT;
+use crate::model::mutant::Mutant;
 use crate::model::reading::GpuFacts;
 use crate::model::request::Exclusivity;
 use crate::model::rows::{GpuService, Lease, Phase};
 use crate::model::settings::Policy;
 use crate::model::units::{Bytes, Time};
-use crate::mutant::Mutant;
-use crate::room::Room;
+use crate::state::room::Room;
 
 impl State {
     /// Whether new leases may land on a card at all.

@@ -9,10 +9,10 @@ use super::ledger::TenantLoad;
 use super::room::Occupancy;
 use crate::model::ids::{GpuId, LeaseId, ProcKey};
 use crate::model::movers::{Backoff, FALSE_REPORT, MoveProgress};
+use crate::model::mutant::Mutant;
 use crate::model::request::{GpuSelector, LeaseRequest, Vram};
 use crate::model::rows::{EndedLease, Hold, Lease, Phase};
 use crate::model::units::{Bytes, Time};
-use crate::mutant::Mutant;
 use std::collections::BTreeSet;
 
 impl State {

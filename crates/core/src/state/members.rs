@@ -2,12 +2,12 @@
 
 use super::State;
 use crate::model::ids::{GpuId, LeaseId, ProcKey};
+use crate::model::mutant::Mutant;
 use crate::model::reading::{Reading, Resident};
 use crate::model::restrictions::Restrictions;
 use crate::model::rows::Lease;
 use crate::model::units::Bytes;
 use crate::model::unleased::STRANGERS_MAX;
-use crate::mutant::Mutant;
 use std::collections::BTreeSet;
 
 impl State {

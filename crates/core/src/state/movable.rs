@@ -1,11 +1,11 @@
 //! Leases that could be made to leave their GPUs, those that come back, and when room is planned next.
 
 use super::State;
-use crate::lease_readings::LeaseReadings;
 use crate::model::ids::LeaseId;
 use crate::model::method::Method;
 use crate::model::rows::{Lease, Phase};
 use crate::model::units::{Span, Time};
+use crate::state::lease_readings::LeaseReadings;
 
 /// How often it is reckoned whether room could be made, while nothing else happens…
 const AGAIN: Span = Span::millis(200);

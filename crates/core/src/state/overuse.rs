@@ -2,10 +2,10 @@
 
 use super::State;
 use crate::model::ids::{GpuId, LeaseId};
+use crate::model::mutant::Mutant;
 use crate::model::reading::Reading;
 use crate::model::rows::{Hold, Phase};
 use crate::model::units::Bytes;
-use crate::mutant::Mutant;
 use std::collections::BTreeMap;
 
 /// So much beyond its lease nobody minds: what contexts and libraries take differs from run to run.

@@ -1,7 +1,7 @@
 //! Whether grants are stopped: the disk is full, or lines of the journal are missing.
 
 use crate::model::event::Refusal;
-use crate::mutant::Mutant;
+use crate::model::mutant::Mutant;
 use crate::state::State;
 
 impl State {

@@ -18,6 +18,7 @@ use sublet_core::facts::{LeaseAction, TokenAction, UnleasedAction};
 use sublet_core::ids::{GpuId, LeaseId, ProcKey};
 use sublet_core::policy::lease_processes;
 use sublet_core::policy::targets::{self, DriverPlace, Inspection, ShimGoal, Target};
+use sublet_core::policy::unleased_due::{audits_due, is_signal_due};
 use sublet_core::rows::{Hold, Lease};
 use sublet_core::state::State;
 use sublet_core::units::{Bytes, Span, Time};
@@ -234,7 +235,7 @@ impl Loop {
         let signal_to =
             |process: &ProcKey| PendingSignal { stranger: *stranger, process: *process, signal: *signal, of: *at };
         let wanted: BTreeSet<PendingSignal> =
-            processes.iter().map(signal_to).filter(|pending| state.is_signal_due(pending, now)).collect();
+            processes.iter().map(signal_to).filter(|pending| is_signal_due(state, pending, now)).collect();
         let command = HostCommand::SignalUnleased {
             unleased: *stranger,
             signal: *signal,
@@ -254,7 +255,7 @@ impl Loop {
             return;
         }
         let (state, now) = (self.engine.state(), self.moment.now);
-        let is_withdrawn = |pending: &PendingSignal| !state.is_signal_due(pending, now);
+        let is_withdrawn = |pending: &PendingSignal| !is_signal_due(state, pending, now);
         let withdrawn: BTreeSet<PendingSignal> = self.signals_under_way.iter().copied().filter(is_withdrawn).collect();
         if !withdrawn.is_empty() {
             self.signals_under_way.retain(|pending| !withdrawn.contains(pending));
@@ -276,7 +277,7 @@ impl Loop {
         if !off_lease.is_empty() {
             self.hold_command(HostCommand::AuditOffLease { processes: off_lease });
         }
-        for process in self.engine.state().audits_due(self.moment.now) {
+        for process in audits_due(self.engine.state(), self.moment.now) {
             self.hold_command(HostCommand::Audit { process });
         }
     }

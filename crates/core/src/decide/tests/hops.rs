@@ -6,6 +6,7 @@ use super::{check_with, process, told};
 use crate::model::reading::Resident;
 use crate::model::units::{Bytes, Span, Time};
 use crate::model::unleased::{PendingSignal, UnleasedId};
+use crate::policy::unleased_due::{audits_due, is_signal_due};
 use expect_test::expect;
 
 #[test]
@@ -143,7 +144,7 @@ fn a_signal_is_wanted_as_long_as_it_would_be_decided_again() {
         let state = told(&format!("{before}\n{then}"), brisk()).state;
         let blow =
             |name: &str| PendingSignal { stranger: UnleasedId(1), process: process(name), signal: 15, of: at(12) };
-        (state.is_signal_due(&blow("stray"), at(seconds)), state.is_signal_due(&blow("child"), at(seconds)))
+        (is_signal_due(&state, &blow("stray"), at(seconds)), is_signal_due(&state, &blow("child"), at(seconds)))
     };
     assert_eq!(wanted("", 12), (true, true));
     assert_eq!(wanted("12s adopt stray uid:7", 12), (false, false));
@@ -212,7 +213,7 @@ fn who_left_its_card_when_it_was_warned_is_looked_into_as_soon_as_it_is_back() {
             1s audit stray
             2s card 0";
         let teller = told(&format!("{before}\n{then}"), brisk());
-        teller.state.audits_due(teller.now)
+        audits_due(&teller.state, teller.now)
     };
     assert_eq!(due(""), []);
     assert_eq!(due("3s card 0 stray=4G"), [process("stray")]);
