@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use sublet_daemon::{Options, TcpConfig};
+use sublet_daemon::{ServeOptions, TcpConfig};
 
 /// Calls may wait for a second here; history is short, so that a long run does not fill the memory.
 const CONFIG: &str = "poll_max = \"1s\"\nhistory = 2000\nqueue_max = 64\n";
@@ -65,7 +65,7 @@ fn daemon() -> &'static Path {
         let dir = sublet_fuzz::scratch();
         let (socket, config) = (dir.join("sublet.sock"), dir.join("sublet.toml"));
         fs::write(&config, CONFIG).expect("a file in memory");
-        let options = Options {
+        let options = ServeOptions {
             state_dir: dir.join("state"),
             socket: socket.clone(),
             gpu: Some("scripted:2x24GiB".to_owned()),

@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 use sublet_core::action::{Action, FORMAT};
 use sublet_core::event::Event;
 use sublet_core::facts::{DaemonAction, DaemonEvent};
-use sublet_core::ids::{Epoch, TenantId};
+use sublet_core::ids::{Fence, TenantId};
 use sublet_core::rows::Rows;
 use sublet_core::settings::Policy;
 use sublet_core::units::Time;
