@@ -182,7 +182,7 @@ impl QueueWorld {
     ) -> Result<(TenantId, LeaseId)> {
         let debt_max = self.state.policy().debt_max.0 as i64;
         let key = |tenant: TenantId, (rank, lease, asked): (i64, LeaseId, Time)| {
-            let row = &self.state.rows().tenants[tenant.0 as usize];
+            let row = &self.state.rows().tenants[tenant];
             let first = asked.max(row.first_since);
             let debt = (row.debt_clock.0 as i64 - first.0 as i64).clamp(0, debt_max);
             (rank + first.since(asked).0 as i64 + debt, lease)

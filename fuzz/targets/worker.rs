@@ -90,7 +90,7 @@ impl TwoTenantCore {
             let rows = self.state.rows();
             let held = rows.leases.values().filter_map(|lease| lease.hold()).filter(|hold| hold.gpus.contains(&card));
             let promised: Bytes = held.map(|hold| hold.vram).sum();
-            let total = rows.gpus[usize::from(card.0)].facts.total;
+            let total = rows.gpus[card].facts.total;
             // A GPU may be listed with less memory later on; the one tenant's lease stays, and no other is granted.
             assert!(promised <= total || promised <= Bytes::gib(2), "{promised} of {total}");
         }

@@ -27,7 +27,7 @@ pub mod state;
 pub use decide::{Outcome, decide};
 pub use model::{
     action, aside, audit, cost, durations, event, facts, ids, lateness, loss, method, movers, mutant, quota, reading,
-    request, restrictions, rows, settings, token, units, unleased,
+    request, restrictions, rows, settings, table, token, units, unleased,
 };
 pub use state::State;
 pub use state::{lease_readings, queue, room, unleased_readings};

@@ -34,6 +34,7 @@ use crate::model::reading::{GpuFacts, GpuReading, Reading};
 use crate::model::request::{Preempt, Term};
 use crate::model::rows::{EndedLease, Hold, Lease, LeaseEnd, Phase, Rows};
 use crate::model::settings::{Policy, Renewal, STALL};
+use crate::model::table::GpuTable;
 use crate::model::units::{Bytes, Span, Time};
 use gpus::{new_room, resize_room};
 use overuse::OveruseReadings;
@@ -51,12 +52,12 @@ pub struct State {
     queue: Queue,
     /// How many waiters would do with how much of a card; none is for a whole one.
     waiting_sizes: BTreeMap<Option<Bytes>, usize>,
-    rooms: Vec<Room>,
+    rooms: GpuTable<Room>,
     ledger: QuotaLedger,
     /// What is had through each token, waiting and held.
     by_token: BTreeMap<TokenId, BTreeSet<LeaseId>>,
     due: BTreeSet<(Time, LeaseId)>,
-    ending: Vec<BTreeSet<LeaseId>>,
+    ending: GpuTable<BTreeSet<LeaseId>>,
     /// Leases whose bytes are leaving or coming back.
     moving: BTreeSet<LeaseId>,
     /// Host memory that is booked.
@@ -81,7 +82,7 @@ pub struct State {
     /// Whether something happened since it was last reckoned whether room could be made, and when that was.
     plan_state: (bool, Time),
     /// By card: whether the last looks showed a holder with more than its lease, and how many of them.
-    overuse: Vec<OveruseReadings>,
+    overuse: GpuTable<OveruseReadings>,
     /// Host memory that was available at the last look.
     pub(crate) host_memory: Option<Bytes>,
     /// Since when it is the day it is.
@@ -106,7 +107,7 @@ impl State {
             ledger: QuotaLedger::new(&rows, &policy),
             by_token: BTreeMap::new(),
             due: BTreeSet::new(),
-            ending: vec![BTreeSet::new(); rows.gpus.len()],
+            ending: rows.gpus.iter().map(|_| BTreeSet::new()).collect(),
             moving: BTreeSet::new(),
             booked_host_memory: Bytes::ZERO,
             movable: BTreeSet::new(),
@@ -120,7 +121,7 @@ impl State {
             disk_full: false,
             journal_loss: None,
             plan_state: (false, Time::ZERO),
-            overuse: vec![OveruseReadings::new(); rows.gpus.len()],
+            overuse: rows.gpus.iter().map(|_| OveruseReadings::new()).collect(),
             host_memory: None,
             day_seen: None,
             expectations_noted: Time::ZERO,
@@ -236,14 +237,14 @@ impl State {
     }
 
     pub(crate) fn index_tenant(&mut self, tenant: TenantId) {
-        let row = &self.rows.tenants[tenant.0 as usize];
+        let row = &self.rows.tenants[tenant];
         self.names.insert(row.name.clone(), tenant);
         self.ledger.enrol(row, &self.policy);
     }
 
     /// A GPU is seen for the first time, or differs from what was known.
     pub(crate) fn index_gpu(&mut self, gpu: GpuId, facts: &GpuFacts) {
-        match self.rooms.get_mut(gpu.0 as usize) {
+        match self.rooms.find_mut(gpu) {
             Some(room) => resize_room(room, &self.policy, facts),
             None => {
                 self.rooms.push(new_room(&self.policy, facts));
@@ -257,7 +258,7 @@ impl State {
     }
 
     fn update_debt_clock(&mut self, tenant: TenantId) {
-        let row = &self.rows.tenants[tenant.0 as usize];
+        let row = &self.rows.tenants[tenant];
         self.queue.set_debt_clock(tenant, row.debt_clock, self.policy.first_since_of(row));
     }
 
@@ -351,7 +352,7 @@ impl State {
     }
 
     pub(crate) fn set_reading(&mut self, card: GpuId, observation: GpuReading) {
-        let room = &mut self.rooms[card.0 as usize];
+        let room = &mut self.rooms[card];
         // Where nobody tells whose bytes are whose, nobody knows a peak.
         let fresh = matches!(&observation.reading, Reading::Used(used) if !used.coarse);
         room.set_reading(observation, |process| self.owners.get(process).copied());
@@ -367,8 +368,8 @@ impl State {
     /// Notes that a card of an ended lease was seen again: nothing counts for it there any more.
     /// Says whether all its cards were.
     pub(crate) fn note_read_after_end(&mut self, lease: LeaseId, card: GpuId) -> bool {
-        self.rooms[card.0 as usize].vacate(lease);
-        self.ending[card.0 as usize].remove(&lease);
+        self.rooms[card].vacate(lease);
+        self.ending[card].remove(&lease);
         self.readings.get_mut(&lease).is_some_and(|live| {
             live.unread_gpus.remove(&card);
             live.unread_gpus.is_empty()
@@ -482,7 +483,7 @@ impl State {
     }
     /// A tenant's name.
     pub fn tenant_name(&self, tenant: TenantId) -> &str {
-        &self.rows.tenants[tenant.0 as usize].name
+        &self.rows.tenants[tenant].name
     }
     /// What tenants and groups have on the books, and may have.
     pub fn ledger(&self) -> &QuotaLedger {
@@ -502,11 +503,11 @@ impl State {
     }
     /// A card's books.
     pub fn room(&self, card: GpuId) -> &Room {
-        &self.rooms[card.0 as usize]
+        &self.rooms[card]
     }
     /// Ended leases whose bytes still count on a card.
     pub fn ending_leases_on(&self, card: GpuId) -> impl Iterator<Item = LeaseId> + '_ {
-        self.ending[card.0 as usize].iter().copied()
+        self.ending[card].iter().copied()
     }
     /// Leases whose bytes are leaving or coming back.
     pub fn moving(&self) -> impl Iterator<Item = LeaseId> + '_ {
@@ -544,7 +545,7 @@ impl State {
     }
     /// What the driver lists now.
     pub fn listed_facts(&self) -> Vec<GpuFacts> {
-        self.listed_gpus.iter().map(|card| self.rows.gpus[card.0 as usize].facts.clone()).collect()
+        self.listed_gpus.iter().map(|card| self.rows.gpus[*card].facts.clone()).collect()
     }
     /// Whether nothing was heard for so long that a tick is overdue.
     pub fn is_tick_overdue(&self, now: Time) -> bool {

@@ -48,7 +48,7 @@ impl View<'_> {
         let gpus = lease.hold().map(|hold| hold.gpus.as_slice()).unwrap_or_default();
         let longest = gpus.iter().filter_map(|gpu| Some((*gpu, self.state.longest_aside(*gpu)?)));
         let (gpu, (aside, until)) = longest.max_by_key(|(_, (_, until))| *until)?;
-        let index = self.state.rows().gpus[usize::from(gpu.0)].facts.index;
+        let index = self.state.rows().gpus[gpu].facts.index;
         Some(self.steps_aside(by, index, &aside.by, until))
     }
 

@@ -135,7 +135,7 @@ pub fn why_ahead(state: &State, first: &Lease, second: &Lease, now: Time) -> Str
     let policy = state.policy();
     let (ahead, behind) = (state.place_of(first), state.place_of(second));
     let owes = |lease: &Lease, arrival: Time| {
-        let mark = state.rows().tenants[lease.tenant.0 as usize].debt_clock;
+        let mark = state.rows().tenants[lease.tenant].debt_clock;
         mark.since(arrival.max(now)).0.min(policy.debt_max.0)
     };
     let (owed_ahead, owed_behind) = (owes(first, ahead.arrival), owes(second, behind.arrival));
@@ -217,7 +217,7 @@ pub fn foreign_processes(others: impl Iterator<Item = (ProcKey, u32)>) -> Option
 /// Why the driver does not bring a lease back yet, and what helps. `name` is the lease or process in the way, as far as
 /// the reader may see it.
 pub fn restore_obstacle(state: &State, who: RestoreObstacle, name: Option<String>) -> String {
-    let index = |gpu: GpuId| state.rows().gpus[usize::from(gpu.0)].facts.index;
+    let index = |gpu: GpuId| state.rows().gpus[gpu].facts.index;
     let lost = "a restore kills the process if another one takes its VRAM";
     match (who, name) {
         (RestoreObstacle::Unreadable(gpu), _) => {

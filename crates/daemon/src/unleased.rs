@@ -43,7 +43,7 @@ impl View<'_> {
         let residence = enforcement::residence(self.state, stranger, self.now);
         let bytes = residence.as_ref().and_then(|(on, _)| on.iter().map(|(_, bytes)| bytes.map(|b| b.0)).sum());
         let gpus = residence.map_or_else(|| stranger.gpus.clone(), |(on, _)| on.iter().map(|(gpu, _)| *gpu).collect());
-        let index = |gpu: &sublet_core::ids::GpuId| self.state.rows().gpus[usize::from(gpu.0)].facts.index;
+        let index = |gpu: &sublet_core::ids::GpuId| self.state.rows().gpus[*gpu].facts.index;
         let of = self.state.lease_of(stranger).filter(|lease| find(self.state, by, *lease).is_ok());
         let mut shown = wire::UnleasedProcess {
             id: stranger.id.to_string(),

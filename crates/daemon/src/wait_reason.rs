@@ -174,7 +174,7 @@ impl View<'_> {
     }
 
     fn index(&self, gpu: GpuId) -> u32 {
-        self.state.rows().gpus[usize::from(gpu.0)].facts.index
+        self.state.rows().gpus[gpu].facts.index
     }
 
     fn blockers(&self, by: &Caller, waiter: &Lease, gpu: GpuId) -> BlockingLeases {

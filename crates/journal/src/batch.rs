@@ -180,9 +180,9 @@ impl OpenBatch {
         }
         let mut batch = Batch { at, entries: open.entries, past: open.past, answers: open.answers, ..Batch::default() };
         batch.meta = open.meta.then(|| rows.meta.clone());
-        let tenant = |id: TenantId| Some((id, rows.tenants.get(id.0 as usize)?.clone()));
+        let tenant = |id: TenantId| Some((id, rows.tenants.find(id)?.clone()));
         batch.tenants = open.tenants.into_iter().filter_map(tenant).collect();
-        let card = |id: GpuId| Some((id, rows.gpus.get(usize::from(id.0))?.clone()));
+        let card = |id: GpuId| Some((id, rows.gpus.find(id)?.clone()));
         batch.cards = open.gpus.into_iter().filter_map(card).collect();
         for id in open.tokens {
             match rows.tokens.get(&id) {

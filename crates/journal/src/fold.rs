@@ -149,6 +149,6 @@ mod tests {
             }
             fold(&mut rows, &grant(lease, vec![GpuId(0)], Time(u64::MAX))).unwrap();
         }
-        assert_eq!(rows.tenants[0].today_us, u64::MAX);
+        assert_eq!(rows.tenants[TenantId(0)].today_us, u64::MAX);
     }
 }

@@ -255,7 +255,7 @@ impl JournalReader {
 
     /// Every tenant with its totals, by [`TenantId`].
     pub fn tenants(&self) -> Result<Vec<Tenant>, OpenError> {
-        self.rows().map(|rows| rows.tenants)
+        self.rows().map(|rows| rows.tenants.to_vec())
     }
 
     /// The state as it was last committed.

@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::ids::{LeaseId, TenantId};
-use sublet_core::rows::Rows;
+use sublet_core::rows::{Gpu, Rows, Tenant};
 use sublet_core::token::Token;
 use sublet_core::unleased::{Rule, UnleasedProcess};
 
@@ -198,8 +198,9 @@ fn base_without_leases(conn: &Connection) -> Result<Rows> {
     let strangers =
         all_in_base(conn, "stranger")?.into_iter().map(|stranger: UnleasedProcess| (stranger.id, stranger)).collect();
     let rules = all_in_base(conn, "rule")?.into_iter().map(|rule: Rule| (rule.id, rule)).collect();
-    let (tenants, cards) = (all_in_base(conn, "tenant")?, all_in_base(conn, "card")?);
-    Ok(Rows { meta, tenants, gpus: cards, tokens, unleased: strangers, rules, ..Rows::default() })
+    let tenants = all_in_base::<Tenant>(conn, "tenant")?.into();
+    let gpus = all_in_base::<Gpu>(conn, "card")?.into();
+    Ok(Rows { meta, tenants, gpus, tokens, unleased: strangers, rules, ..Rows::default() })
 }
 
 /// The rows as they were before the log's first entry.

@@ -293,7 +293,7 @@ impl Sim<'_> {
             }
             match &entry.action {
                 Action::Lease(LeaseAction::Grant { lease, gpus: cards, vram, fence: epoch, .. }) => {
-                    let index = |card: &sublet_core::ids::GpuId| self.disk.rows.gpus[card.0 as usize].facts.index;
+                    let index = |card: &sublet_core::ids::GpuId| self.disk.rows.gpus[*card].facts.index;
                     let cards = cards.iter().map(|card| index(card) as usize).collect();
                     self.note_granted(*lease, *epoch, cards, *vram);
                     self.wrap(*lease);

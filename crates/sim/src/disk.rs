@@ -10,6 +10,7 @@ use sublet_core::action::Action;
 use sublet_core::facts::DaemonAction;
 use sublet_core::loss::Loss;
 use sublet_core::rows::{Hold, Phase, Rows};
+use sublet_core::table::{IdTable, TableId};
 use sublet_core::units::Time;
 use sublet_journal::Batch;
 
@@ -48,10 +49,10 @@ impl SimDisk {
             self.rows.meta = meta.clone();
         }
         for (id, tenant) in &batch.tenants {
-            put(&mut self.rows.tenants, id.0 as usize, tenant.clone());
+            put(&mut self.rows.tenants, *id, tenant.clone());
         }
         for (id, card) in &batch.cards {
-            put(&mut self.rows.gpus, usize::from(id.0), card.clone());
+            put(&mut self.rows.gpus, *id, card.clone());
         }
         for id in &batch.gone {
             self.rows.leases.remove(id);
@@ -99,9 +100,11 @@ impl SimDisk {
     }
 }
 
-fn put<T>(table: &mut Vec<T>, at: usize, row: T) {
-    match table.get_mut(at) {
+fn put<I: TableId, T>(table: &mut IdTable<I, T>, id: I, row: T) {
+    match table.find_mut(id) {
         Some(old) => *old = row,
-        None => table.push(row),
+        None => {
+            table.push(row);
+        }
     }
 }

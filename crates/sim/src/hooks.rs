@@ -209,7 +209,7 @@ impl Sim<'_> {
     /// A wrapper says how it stands, now and then under an old epoch or another's name.
     fn tell_hook(&mut self, lease: LeaseId, said: MoverReport) -> Result<(), Violation> {
         let Some(row) = self.disk.rows.leases.get(&lease) else { return Ok(()) };
-        let (Some(epoch), tenant) = (row.hold().map(|hold| hold.fence), row.tenant.0 as usize) else { return Ok(()) };
+        let (Some(epoch), tenant) = (row.hold().map(|hold| hold.fence), row.tenant) else { return Ok(()) };
         let name = &self.disk.rows.tenants[tenant].name;
         let Some(by) = self.callers.iter().position(|caller| caller.tenant == *name) else { return Ok(()) };
         let odd = !self.calm && self.rng_preemption.chance(30);

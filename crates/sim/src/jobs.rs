@@ -310,7 +310,7 @@ impl Sim<'_> {
         match self.disk.rows.leases.get(&lease).map(|row| &row.phase) {
             Some(Phase::Waiting { .. }) => {}
             Some(Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _)) => {
-                let index = |gpu: &GpuId| self.disk.rows.gpus[gpu.0 as usize].facts.index as usize;
+                let index = |gpu: &GpuId| self.disk.rows.gpus[*gpu].facts.index as usize;
                 let (fence, vram, gpus) = (hold.fence, hold.vram, hold.gpus.iter().map(index).collect());
                 self.note_granted(lease, fence, gpus, vram);
             }

@@ -104,7 +104,7 @@ impl Decider<'_> {
             self.emit(TenantAction::Add { tenant, name: by.tenant.clone() });
             tenant
         });
-        if self.state.rows().tenants[tenant.0 as usize].groups != by.groups {
+        if self.state.rows().tenants[tenant].groups != by.groups {
             self.emit(TenantAction::SetGroups { tenant, groups: by.groups.clone() });
         }
         tenant
@@ -116,7 +116,7 @@ impl Decider<'_> {
             |card: &GpuId| self.state.lease(lease).is_some_and(|row| is_acceptable(self.state, &row.request, *card));
         let gives = |card: GpuId| (self.state.promisable(card, self.now), Reverse(card));
         let most = self.state.gpus().filter(named).map(gives).max();
-        let gpu = most.map(|(_, Reverse(card))| self.state.rows().gpus[usize::from(card.0)].facts.index);
+        let gpu = most.map(|(_, Reverse(card))| self.state.rows().gpus[card].facts.index);
         Refusal::NoRoom { largest: most.map_or(Bytes::ZERO, |(bytes, _)| bytes), gpu }
     }
 }

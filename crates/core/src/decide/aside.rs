@@ -35,7 +35,7 @@ impl Decider<'_> {
     }
 
     fn aside_for(&self, by: &Caller, uuid: &str, ask: AsideRequest) -> Result<(GpuId, Aside), Refusal> {
-        let known = self.state.gpu(uuid).map(|card| &self.state.rows().gpus[card.0 as usize].aside);
+        let known = self.state.gpu(uuid).map(|card| &self.state.rows().gpus[card].aside);
         let last = known.and_then(|asides| asides.find(&by.tenant, &ask.key));
         let may = self.may_put_aside(by, &ask);
         let renews = ask.renews && by.token.is_none();
@@ -79,7 +79,7 @@ impl Decider<'_> {
             return EventAnswer::Refused(Refusal::MayNotPutAside(self.state.policy().aside.allow));
         }
         let Some(card) = self.state.gpu(uuid) else { return EventAnswer::Refused(Refusal::NoSuchCard) };
-        let asides = self.state.rows().gpus[card.0 as usize].aside.now.clone();
+        let asides = self.state.rows().gpus[card].aside.now.clone();
         let is_own = |aside: &&Aside| aside.by == by.tenant || (by.operator && key.is_none());
         let is_meant = |aside: &&Aside| is_own(aside) && key.is_none_or(|key| aside.key == key);
         let meant: Vec<&Aside> = asides.iter().filter(is_meant).collect();
@@ -111,7 +111,7 @@ impl Decider<'_> {
 
     fn end_asides_that(&mut self, how: AsideOver, is_over: impl Fn(&State, &Aside, Time) -> bool) {
         for card in self.state.gpus() {
-            for aside in self.state.rows().gpus[card.0 as usize].aside.now.clone() {
+            for aside in self.state.rows().gpus[card].aside.now.clone() {
                 if is_over(self.state, &aside, self.now) {
                     self.end_aside(card, &aside, how);
                 }

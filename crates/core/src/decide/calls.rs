@@ -215,7 +215,7 @@ impl Decider<'_> {
     }
 
     pub(super) fn set_gpu_service(&mut self, card: GpuId, service: GpuService) {
-        if self.state.rows().gpus[card.0 as usize].service != service {
+        if self.state.rows().gpus[card].service != service {
             self.emit(GpuAction::SetService { gpu: card, service });
         }
     }

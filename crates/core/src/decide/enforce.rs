@@ -425,7 +425,7 @@ impl Decider<'_> {
         for (card, size) in cards.iter().zip(&sizes) {
             let room = *size + self.state.promisable(*card, self.now);
             if vram > room && !self.state.planted(Mutant::AdoptBlind) {
-                let gpu = Some(self.state.rows().gpus[usize::from(card.0)].facts.index);
+                let gpu = Some(self.state.rows().gpus[*card].facts.index);
                 return Err(Refusal::NoRoom { largest: room, gpu });
             }
         }
@@ -465,7 +465,7 @@ impl Decider<'_> {
                 None => return EventAnswer::Refused(Refusal::CannotEnforce("it was not tried yet".to_owned())),
             }
         }
-        if self.state.rows().gpus[card.0 as usize].mode != mode {
+        if self.state.rows().gpus[card].mode != mode {
             self.emit(GpuAction::SetMode { gpu: card, mode });
             self.reconcile();
         }

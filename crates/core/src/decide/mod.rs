@@ -210,7 +210,7 @@ impl Decider<'_> {
         };
         let mark = self.state.lease(lease).and_then(|row| {
             let unused = row.hold()?.unused_payment(at);
-            (unused > Span::ZERO).then(|| self.state.rows().tenants[row.tenant.0 as usize].debt_clock - unused)
+            (unused > Span::ZERO).then(|| self.state.rows().tenants[row.tenant].debt_clock - unused)
         });
         let turn = self.state.lease(lease).is_some_and(|row| self.state.is_first(row)).then_some(self.now);
         let told = self.noted_expectation(lease);

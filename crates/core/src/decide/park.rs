@@ -645,7 +645,7 @@ impl Decider<'_> {
     fn parked(&mut self, row: &Lease, hold: &Hold) {
         let lease = row.id;
         let unused = hold.unused_payment(self.now);
-        let tenant = &self.state.rows().tenants[row.tenant.0 as usize];
+        let tenant = &self.state.rows().tenants[row.tenant];
         let mark = (unused > Span::ZERO).then(|| tenant.debt_clock - unused);
         self.emit(LeaseAction::FinishPark { lease, at: self.now, debt_clock: mark });
         if hold.gpus.iter().any(|card| self.state.room(*card).is_coarse()) {

@@ -33,10 +33,10 @@ impl Decider<'_> {
             let mut facts = facts;
             if let Some(known) = known {
                 // A context measured once stays measured.
-                let old = &self.state.rows().gpus[known.0 as usize].facts;
+                let old = &self.state.rows().gpus[known].facts;
                 facts.context = facts.context.or(old.context);
             }
-            if known.is_none_or(|known| self.state.rows().gpus[known.0 as usize].facts != facts) {
+            if known.is_none_or(|known| self.state.rows().gpus[known].facts != facts) {
                 self.emit(GpuAction::SetFacts { gpu: card, facts });
             }
             listed.insert(card);

@@ -13,6 +13,7 @@ use crate::model::ids::{Fence, GpuId, LeaseId, ProcKey, TenantId, TokenId};
 use crate::model::lateness::Lateness;
 use crate::model::method::Method;
 use crate::model::request::{GpuSelector, LeaseRequest, Term, Vram};
+use crate::model::table::{GpuTable, TenantTable};
 use crate::model::token::Token;
 use crate::model::units::{Bytes, Span, Time};
 use crate::model::unleased::{Rule, RuleId, UnleasedId, UnleasedProcess};
@@ -28,10 +29,10 @@ pub struct Rows {
     /// Counters and the clock.
     pub meta: Meta,
     /// Who ever asked, by [`TenantId`].
-    pub tenants: Vec<Tenant>,
+    pub tenants: TenantTable<Tenant>,
     /// Cards ever seen, by [`CardId`].
     #[serde(rename = "cards")]
-    pub gpus: Vec<Gpu>,
+    pub gpus: GpuTable<Gpu>,
     /// Leases that have not ended.
     pub leases: BTreeMap<LeaseId, Lease>,
     /// Tokens that were not revoked.
@@ -502,7 +503,7 @@ pub struct EndedLease {
 
 impl Tenant {
     /// What was charged today for a time after now was not used.
-    pub(crate) fn refund_today(&mut self, cards: &[Gpu], day: u32, hold: &Hold, now: Time) {
+    pub(crate) fn refund_today(&mut self, cards: &GpuTable<Gpu>, day: u32, hold: &Hold, now: Time) {
         if hold.day == day {
             let unused = gpu_time(cards, &hold.gpus, hold.vram, hold.until.since(now));
             self.today_us = self.today_us.saturating_sub(unused.0);
@@ -666,9 +667,9 @@ impl Lease {
 }
 
 /// The part of so long that so much of these cards is.
-pub fn gpu_time(all: &[Gpu], cards: &[GpuId], vram: Bytes, span: Span) -> Span {
+pub fn gpu_time(all: &GpuTable<Gpu>, cards: &[GpuId], vram: Bytes, span: Span) -> Span {
     let of = |card: &GpuId| {
-        let total = all.get(card.0 as usize).map_or(1, |card| card.facts.total.0.max(1));
+        let total = all.find(*card).map_or(1, |card| card.facts.total.0.max(1));
         u128::from(span.0) * u128::from(vram.0.min(total)) / u128::from(total)
     };
     Span(cards.iter().map(of).sum::<u128>() as u64)
@@ -677,6 +678,6 @@ pub fn gpu_time(all: &[Gpu], cards: &[GpuId], vram: Bytes, span: Span) -> Span {
 impl Rows {
     /// The name of a tenant, if there is one with this number.
     pub fn tenant_name(&self, tenant: TenantId) -> Option<String> {
-        self.tenants.get(tenant.0 as usize).map(|tenant| tenant.name.clone())
+        self.tenants.find(tenant).map(|tenant| tenant.name.clone())
     }
 }

@@ -107,6 +107,12 @@ impl<I, T> DerefMut for IdTable<I, T> {
     }
 }
 
+impl<I, T> From<Vec<T>> for IdTable<I, T> {
+    fn from(rows: Vec<T>) -> IdTable<I, T> {
+        IdTable { rows, id: PhantomData }
+    }
+}
+
 impl<I, T> FromIterator<T> for IdTable<I, T> {
     fn from_iter<R: IntoIterator<Item = T>>(rows: R) -> IdTable<I, T> {
         IdTable { rows: rows.into_iter().collect(), id: PhantomData }

@@ -12,7 +12,7 @@ pub(crate) fn steps_aside(state: &State, request: &LeaseRequest) -> Option<Refus
     let able = state.gpus().filter(|gpu| could_ever_fit(state, request, *gpu));
     let aside = |gpu: GpuId| {
         let (aside, until) = state.longest_aside(gpu)?;
-        let index = state.rows().gpus[gpu.0 as usize].facts.index;
+        let index = state.rows().gpus[gpu].facts.index;
         Some(Refusal::StepsAside { index, by: aside.by.clone(), until })
     };
     able.into_iter().find_map(aside)
@@ -49,7 +49,7 @@ fn check_could_ever_fit(state: &State, request: &LeaseRequest) -> Result<(), Ref
         return never(Some(largest));
     }
     let Vram::Bytes(vram) = request.vram else { return Ok(()) };
-    let context = |gpu: &GpuId| state.rows().gpus[gpu.0 as usize].facts.context.unwrap_or_default();
+    let context = |gpu: &GpuId| state.rows().gpus[*gpu].facts.context.unwrap_or_default();
     let mut contexts: Vec<Bytes> = large.iter().map(context).collect();
     contexts.sort();
     match contexts.get(usize::from(request.gpus) - 1) {

@@ -43,7 +43,7 @@ pub(crate) fn active_on(state: &State, gpu: GpuId) -> impl Iterator<Item = &Leas
 /// tenant that put the GPU aside itself.
 pub(crate) fn may_leave(state: &State, row: &Lease, now: Time) -> Result<(), StayReason> {
     let gpus = row.hold().map(|hold| hold.gpus.as_slice()).unwrap_or_default();
-    let asides = gpus.iter().flat_map(|gpu| &state.rows().gpus[gpu.0 as usize].aside.now);
+    let asides = gpus.iter().flat_map(|gpu| &state.rows().gpus[*gpu].aside.now);
     let is_own = |aside: &Aside| aside.by == state.tenant_name(row.tenant);
     if row.request.preempt == Preempt::Never && !asides.into_iter().any(is_own) {
         return Err(StayReason::Never);

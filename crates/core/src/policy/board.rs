@@ -471,14 +471,14 @@ fn claim_size(state: &State, lease: &Lease, gpu: GpuId) -> ClaimSize {
 fn context(state: &State, lease: &Lease, gpu: GpuId) -> Bytes {
     match lease.request.gpus_allowed {
         Some(GpuSelector::These(_)) => Bytes::ZERO,
-        _ => state.rows().gpus[gpu.0 as usize].facts.context.unwrap_or_default(),
+        _ => state.rows().gpus[gpu].facts.context.unwrap_or_default(),
     }
 }
 
 /// Puts GPUs of one board first, if one board has enough of them, or else those of one memory node: where the fewest
 /// others are, so that requests for many GPUs find theirs.
 fn near_one_another(state: &State, wanted: usize, seen: Vec<Candidate>) -> Vec<Candidate> {
-    let facts = |seen: &Candidate| &state.rows().gpus[seen.gpu.0 as usize].facts;
+    let facts = |seen: &Candidate| &state.rows().gpus[seen.gpu].facts;
     let board = |seen: &Candidate| facts(seen).board;
     let node = |seen: &Candidate| facts(seen).node;
     let free = |seen: &&Candidate| seen.before.is_none();

@@ -18,7 +18,7 @@ pub(crate) fn debt_clock_after(
     let use_ = u128::from(span.0) * u128::from(vram.0) * gpus as u128;
     let share = u128::from(state.total().0.max(1)) * u128::from(own) / u128::from(all);
     let moved = (use_ / share.max(1)).min(u128::from(LONGEST_CHARGE.0)) as u64;
-    state.rows().tenants[tenant.0 as usize].debt_clock.max(now) + Span(moved)
+    state.rows().tenants[tenant].debt_clock.max(now) + Span(moved)
 }
 
 /// No charge moves a debt clock further: what is beyond any debt that counts need not be exact.

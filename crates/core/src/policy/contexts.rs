@@ -136,7 +136,7 @@ pub(crate) fn bytes_leaving(state: &State, gpu: GpuId, now: Time) -> Bytes {
 
 /// How long the driver takes to take the contexts of a lease, and to bring them back, as far as was measured.
 pub(crate) fn costs(state: &State, lease: &Lease, left: Bytes) -> (Span, Span) {
-    let costs = &state.rows().tenants[lease.tenant.0 as usize].costs;
+    let costs = &state.rows().tenants[lease.tenant].costs;
     let program = state.readings(lease.id).map_or("", |readings| readings.program.as_str());
     let takes = |way: Direction| costs.estimate(program, Method::Driver, way, left);
     (takes(Direction::OffGpu), takes(Direction::OntoGpu))

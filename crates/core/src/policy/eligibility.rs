@@ -9,7 +9,7 @@ use crate::state::State;
 
 /// Whether a GPU is one of those that the request allows.
 pub(crate) fn is_acceptable(state: &State, request: &LeaseRequest, gpu: GpuId) -> bool {
-    request.gpus_allowed.as_ref().is_none_or(|on| on.matches(gpu, &state.rows().gpus[gpu.0 as usize].facts))
+    request.gpus_allowed.as_ref().is_none_or(|on| on.matches(gpu, &state.rows().gpus[gpu].facts))
 }
 
 /// A whole GPU has at least this percentage free: a desktop's few hundred MiB do not matter, another program's model
@@ -47,7 +47,7 @@ pub(crate) fn could_ever_fit(state: &State, request: &LeaseRequest, gpu: GpuId) 
 
 /// Whether a request could start on this GPU in its present service, if it were empty.
 pub(crate) fn is_eligible(state: &State, request: &LeaseRequest, gpu: GpuId) -> bool {
-    let facts = &state.rows().gpus[gpu.0 as usize].facts;
+    let facts = &state.rows().gpus[gpu].facts;
     // A parked lease has its context there.
     let returns = matches!(request.gpus_allowed, Some(GpuSelector::These(_)));
     let context = facts.context.filter(|_| !returns).unwrap_or_default();

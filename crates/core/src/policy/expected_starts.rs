@@ -325,7 +325,7 @@ impl Holder {
         let life = hold.and_then(|hold| {
             let program = state.readings(row.id).map(|readings| readings.program.as_str());
             let kind = LeaseKind::new(row.first_request().tier, hold.vram, hold.gpus.len());
-            let own = &state.rows().tenants[row.tenant.0 as usize].durations;
+            let own = &state.rows().tenants[row.tenant].durations;
             Some((everybody.lifetime(own, program, kind)?, hold.time_on_gpus(now)))
         });
         let unknown = life.is_none() && hold.is_some();
@@ -368,7 +368,7 @@ impl<'a> Waiter<'a> {
         let moves = match row.hold() {
             Some(_) => price_of_leaving(state, row, Method::Shim),
             None => {
-                let costs = &state.rows().tenants[row.tenant.0 as usize].costs;
+                let costs = &state.rows().tenants[row.tenant].costs;
                 costs.estimate("", Method::Shim, Direction::OffGpu, bytes)
                     + costs.estimate("", Method::Shim, Direction::OntoGpu, bytes)
             }
@@ -379,7 +379,7 @@ impl<'a> Waiter<'a> {
 }
 
 fn lifetime_of(state: &State, everybody: &AllDurations, tenant: TenantId, kind: LeaseKind) -> Option<Lifetime> {
-    everybody.lifetime(&state.rows().tenants[tenant.0 as usize].durations, None, kind)
+    everybody.lifetime(&state.rows().tenants[tenant].durations, None, kind)
 }
 
 /// Which leases leave for which of the first waiters because room is made, and when: as it was just decided,

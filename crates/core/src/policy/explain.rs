@@ -65,7 +65,7 @@ pub fn ahead(state: &State, lease: LeaseId) -> Vec<&Lease> {
 
 /// What keeps this waiter off this GPU.
 pub fn obstacle(state: &State, lease: &Lease, gpu: GpuId, now: Time) -> WaitReason {
-    let row = &state.rows().gpus[gpu.0 as usize];
+    let row = &state.rows().gpus[gpu];
     match &row.service {
         GpuService::Draining => return WaitReason::Draining,
         GpuService::Out { why } => return WaitReason::Out(why.clone()),
@@ -203,7 +203,7 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     let ahead: usize = of_tenant.values().map(|count| (*count).min(2)).sum::<usize>() + returning.len();
     let policy = state.policy();
     let head = policy.head_start.largest() - (place.arrival.0 as i64 - place.rank);
-    let since = place.arrival.max(state.rows().tenants[lease.tenant.0 as usize].first_since);
+    let since = place.arrival.max(state.rows().tenants[lease.tenant].first_since);
     let settled = since + policy.debt_max + Span(head.max(0) as u64);
     // A lease that ended counts until its GPUs were read again.
     // A park may fail, once by every method.

@@ -59,5 +59,5 @@ pub(crate) fn move_duration(state: &State, lease: &Lease, method: Method, way: D
         None => parking::bytes_on_gpus(state, lease.id, hold),
     });
     let program = state.readings(lease.id).map_or("", |readings| readings.program.as_str());
-    state.rows().tenants[lease.tenant.0 as usize].costs.estimate(program, method, way, had)
+    state.rows().tenants[lease.tenant].costs.estimate(program, method, way, had)
 }

@@ -74,7 +74,7 @@ fn exceeded_cap(
 
 /// GPU time charged today, of a tenant or of a group of its.
 fn used_today(state: &State, tenant: TenantId, group: Option<&str>) -> Span {
-    let of = |tenant: TenantId| state.rows().tenants[tenant.0 as usize].today_us;
+    let of = |tenant: TenantId| state.rows().tenants[tenant].today_us;
     match group {
         None => Span(of(tenant)),
         Some(group) => Span(state.ledger().members(group).map(of).sum()),

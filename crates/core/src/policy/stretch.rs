@@ -30,7 +30,7 @@ pub(crate) fn stretch(state: &State, holder: &Lease, hold: &Hold, slice: Span) -
     }
     let program = state.readings(holder.id).map_or("", |readings| readings.program.as_str());
     let kind = LeaseKind::new(holder.first_request().tier, hold.vram, hold.gpus.len());
-    let durations = &state.rows().tenants[holder.tenant.0 as usize].durations;
+    let durations = &state.rows().tenants[holder.tenant].durations;
     let Some(life) = durations.lifetime(program, kind) else { return Span::ZERO };
     let lasted = hold.time_on_gpus(hold.slice_began() + slice);
     let left = life.remaining(lasted, ONE / 2);

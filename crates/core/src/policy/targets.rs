@@ -196,6 +196,6 @@ pub fn self_test_due(state: &State) -> Option<&Gpu> {
     if state.self_tests() > 0 {
         return None;
     }
-    let mut listed = state.gpus().filter(|gpu| state.is_listed(*gpu)).map(|gpu| &state.rows().gpus[usize::from(gpu.0)]);
+    let mut listed = state.gpus().filter(|gpu| state.is_listed(*gpu)).map(|gpu| &state.rows().gpus[gpu]);
     listed.find(|row| matches!(row.mode, Mode::Adopt | Mode::Enforce))
 }

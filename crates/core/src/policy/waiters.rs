@@ -63,7 +63,7 @@ pub(crate) fn is_wanted(state: &State, holder: &Lease, gpus: &[GpuId]) -> bool {
     // A waiter that a quota holds back needs no room but that of its own tenant and its groups.
     let shares_quota = |tenant: TenantId| state.ledger().share_quota(tenant, holder.tenant);
     // A draining GPU is wanted by its operator.
-    let drains = |gpu: &GpuId| state.rows().gpus[gpu.0 as usize].service == GpuService::Draining;
+    let drains = |gpu: &GpuId| state.rows().gpus[*gpu].service == GpuService::Draining;
     gpus.iter().any(drains)
         || state.queue().skipped_tenants().any(shares_quota)
         || waiters_in_order(state).any(|(waiter, held)| match held {

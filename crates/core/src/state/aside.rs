@@ -9,12 +9,12 @@ use crate::state::State;
 impl State {
     /// True while a GPU steps aside: nothing is granted or resumed there.
     pub fn is_aside(&self, gpu: GpuId) -> bool {
-        !self.rows().gpus[gpu.0 as usize].aside.now.is_empty()
+        !self.rows().gpus[gpu].aside.now.is_empty()
     }
 
     /// The aside that keeps a GPU longest, and when it is over.
     pub fn longest_aside(&self, gpu: GpuId) -> Option<(&Aside, Time)> {
-        let asides = self.rows().gpus[gpu.0 as usize].aside.now.iter();
+        let asides = self.rows().gpus[gpu].aside.now.iter();
         asides.map(|aside| (aside, self.aside_over(aside))).max_by_key(|(_, over)| *over)
     }
 
@@ -30,7 +30,7 @@ impl State {
 
     /// The mode of a GPU now: `observe` while it steps aside.
     pub fn mode(&self, gpu: GpuId) -> Mode {
-        if self.is_aside(gpu) { Mode::Observe } else { self.rows().gpus[gpu.0 as usize].mode }
+        if self.is_aside(gpu) { Mode::Observe } else { self.rows().gpus[gpu].mode }
     }
 
     /// An aside is over: how long leases may be parked there counts from another time.
@@ -45,7 +45,7 @@ impl State {
     pub fn parked_since(&self, gpus: &[GpuId], since: Time) -> Time {
         let last = |gpu: &GpuId| match self.longest_aside(*gpu) {
             Some((_, over)) => Some(over),
-            None => self.rows().gpus[gpu.0 as usize].aside.ended,
+            None => self.rows().gpus[*gpu].aside.ended,
         };
         gpus.iter().filter_map(last).fold(since, Time::max)
     }

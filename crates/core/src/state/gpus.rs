@@ -14,7 +14,7 @@ use crate::state::room::Room;
 impl State {
     /// Whether new leases may land on a card at all.
     pub fn in_service(&self, card: GpuId) -> bool {
-        let row = &self.rows.gpus[card.0 as usize];
+        let row = &self.rows.gpus[card];
         let is_aside = self.is_aside(card) && !self.planted(Mutant::GrantAside);
         row.service == GpuService::In && row.facts.unusable.is_none() && self.is_listed(card) && !is_aside
     }

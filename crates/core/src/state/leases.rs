@@ -44,7 +44,7 @@ impl State {
                 self.put_claims(lease, hold);
                 live.unread_gpus = hold.gpus.iter().copied().collect();
                 for card in &hold.gpus {
-                    self.ending[card.0 as usize].insert(lease.id);
+                    self.ending[*card].insert(lease.id);
                 }
             }
         }
@@ -85,8 +85,8 @@ impl State {
         let Some(row) = self.rows.leases.get(&lease) else { return };
         let Phase::Ending(hold, _) = &row.phase else { return };
         for gpu in &hold.gpus {
-            self.rooms[gpu.0 as usize].vacate(lease);
-            self.ending[gpu.0 as usize].remove(&lease);
+            self.rooms[*gpu].vacate(lease);
+            self.ending[*gpu].remove(&lease);
         }
         let (tenant, load) = (row.tenant, TenantLoad::of_lease(&row.request, hold));
         self.ledger.update(tenant, |books| books.subtract(&load));
@@ -217,7 +217,7 @@ impl State {
             Some(hold) => {
                 let unread: BTreeSet<GpuId> = hold.gpus.iter().copied().collect();
                 for gpu in &unread {
-                    self.ending[gpu.0 as usize].insert(lease);
+                    self.ending[*gpu].insert(lease);
                 }
                 self.readings.entry(lease).or_default().unread_gpus = unread;
             }
@@ -284,7 +284,7 @@ impl State {
         let Some(hold) = row.hold() else { return };
         let (reserved, parked, ends) = (row.reserved(), !row.is_on_gpus(), self.ends_by(row, hold));
         for card in hold.gpus.clone() {
-            self.rooms[card.0 as usize].reserve(lease, reserved, ends, parked);
+            self.rooms[card].reserve(lease, reserved, ends, parked);
         }
     }
 
@@ -293,7 +293,7 @@ impl State {
         let cards = self.rows.leases.get(&lease).and_then(Lease::hold).map(|hold| hold.gpus.clone());
         let mut was = false;
         for card in cards.unwrap_or_default() {
-            let room = &mut self.rooms[card.0 as usize];
+            let room = &mut self.rooms[card];
             if room.leases().get(&lease).is_some_and(|claim| claim.is_parked) {
                 room.reserve(lease, Bytes::ZERO, Time::ZERO, false);
                 was = true;
@@ -315,7 +315,7 @@ impl State {
                 outlives_lease: outlives_lease(lease),
                 is_parked: parked,
             };
-            self.rooms[card.0 as usize].occupy(lease.id, claim);
+            self.rooms[*card].occupy(lease.id, claim);
         }
         if parked {
             return;
@@ -331,7 +331,7 @@ impl State {
         if let Some(hold) = row.hold() {
             let (ends, lives_on) = (self.ends_by(row, hold), outlives_lease(row));
             for card in hold.gpus.clone() {
-                self.rooms[card.0 as usize].set_ends(lease, ends, lives_on);
+                self.rooms[card].set_ends(lease, ends, lives_on);
             }
         }
         self.update_debt_clock(tenant);

@@ -19,9 +19,8 @@ pub(super) type OveruseReadings = BTreeMap<LeaseId, (bool, u32)>;
 impl State {
     /// A card was looked at: who has more there than its lease, and who has not any more.
     pub(super) fn update_overuse(&mut self, card: GpuId) {
-        let number = card.0 as usize;
-        let before = std::mem::take(&mut self.overuse[number]);
-        let room = &self.rooms[number];
+        let before = std::mem::take(&mut self.overuse[card]);
+        let room = &self.rooms[card];
         // Where nobody tells whose bytes are whose, nobody has more than its own.
         if !matches!(&room.reading().reading, Reading::Used(used) if !used.coarse) {
             return;
@@ -41,12 +40,12 @@ impl State {
                 found.insert(*lease, (has, (count + 1).min(LOOKS)));
             }
         }
-        self.overuse[number] = found;
+        self.overuse[card] = found;
     }
 
     /// What was seen of a lease so far says nothing of it any more.
     pub(crate) fn forget_overuse(&mut self, lease: LeaseId) {
-        for excess in &mut self.overuse {
+        for excess in self.overuse.iter_mut() {
             excess.remove(&lease);
         }
     }
@@ -54,13 +53,13 @@ impl State {
     /// Who had more than its lease on a card in so many looks that it is believed, or no more than that again.
     pub(crate) fn overuse_on(&self, card: GpuId) -> Vec<(LeaseId, bool)> {
         let looks = if self.planted(Mutant::OverOneLook) { 1 } else { LOOKS };
-        let believed = self.overuse[card.0 as usize].iter().filter(|(_, (_, count))| *count >= looks);
+        let believed = self.overuse[card].iter().filter(|(_, (_, count))| *count >= looks);
         believed.map(|(lease, (has, _))| (*lease, *has)).collect()
     }
 
     /// Whether a holder was seen with no more than its lease on all of its cards.
     pub(crate) fn is_within(&self, lease: LeaseId, hold: &Hold) -> bool {
-        let inside = |card: &GpuId| self.overuse[card.0 as usize].get(&lease) == Some(&(false, LOOKS));
+        let inside = |card: &GpuId| self.overuse[*card].get(&lease) == Some(&(false, LOOKS));
         hold.gpus.iter().all(inside)
     }
 

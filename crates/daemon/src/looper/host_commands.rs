@@ -292,7 +292,7 @@ fn shim_target(state: &State, row: &Lease, hold: &Hold, uid: u32, target: &Targe
         ShimGoal::Over(reason) => ShimPlacement::LeaseOver { why: messages::ended(&row.id.to_string(), *reason) },
     };
     let cap = |gpu: &GpuId| {
-        let facts = &state.rows().gpus.get(usize::from(gpu.0))?.facts;
+        let facts = &state.rows().gpus.find(*gpu)?.facts;
         let context = facts.context.map_or(0, |bytes| bytes.0);
         Some(GpuCap { uuid: uuid_bytes(&facts.uuid)?, cap: hold.vram.0, context })
     };
@@ -302,8 +302,7 @@ fn shim_target(state: &State, row: &Lease, hold: &Hold, uid: u32, target: &Targe
 
 fn driver_target(state: &State, row: &Lease, uid: u32, target: &Target) -> Option<DriverTarget> {
     let goal = target.driver.as_ref()?;
-    let need =
-        |(gpu, bytes): &(GpuId, Bytes)| Some((state.rows().gpus.get(usize::from(gpu.0))?.facts.uuid.clone(), bytes.0));
+    let need = |(gpu, bytes): &(GpuId, Bytes)| Some((state.rows().gpus.find(*gpu)?.facts.uuid.clone(), bytes.0));
     let placement = match &goal.place {
         DriverPlace::InHostMemory { booked } => DriverPlacement::InHostMemory { within: PARK_WITHIN, booked: booked.0 },
         DriverPlace::WaitForRoom => DriverPlacement::WaitForRoom,

@@ -202,7 +202,7 @@ impl Loop {
         self.keys = IdempotencyKeys::default();
         let Moment { now, wall_us, .. } = self.moment;
         for answer in &loaded.answers {
-            if let Some(tenant) = loaded.rows.tenants.get(answer.tenant.0 as usize) {
+            if let Some(tenant) = loaded.rows.tenants.find(answer.tenant) {
                 let reply = stored_reply(answer);
                 let at = Time(now.0.saturating_sub(wall_us.saturating_sub(answer.wall_us)));
                 self.keys.load(tenant.name.clone(), answer.key.clone(), answer.fingerprint, reply, at);

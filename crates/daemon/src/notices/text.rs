@@ -51,7 +51,7 @@ pub fn tier(tier: Tier) -> &'static str {
 
 /// The indices of GPUs.
 pub fn indices(state: &State, gpus: &[GpuId]) -> Vec<u32> {
-    gpus.iter().filter_map(|gpu| state.rows().gpus.get(usize::from(gpu.0))).map(|row| row.facts.index).collect()
+    gpus.iter().filter_map(|gpu| state.rows().gpus.find(*gpu)).map(|row| row.facts.index).collect()
 }
 
 /// What happens to an unleased process after its warning, and in how many seconds; `None` if nothing does.

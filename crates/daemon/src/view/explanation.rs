@@ -107,7 +107,7 @@ impl View<'_> {
         gpu: GpuId,
         plan: Option<&RoomPlanWithPrices>,
     ) -> wire::GpuExplanation {
-        let facts = &self.state.rows().gpus[gpu.0 as usize].facts;
+        let facts = &self.state.rows().gpus[gpu].facts;
         let obstacle = explain::obstacle(self.state, lease, gpu, self.now);
         let blockers = estimates::blockers(self.state, gpu, self.now);
         wire::GpuExplanation {

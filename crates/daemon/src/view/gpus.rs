@@ -25,7 +25,7 @@ impl View<'_> {
     }
 
     fn gpu(&self, by: &Caller, gpu: GpuId) -> wire::Gpu {
-        let row = &self.state.rows().gpus[gpu.0 as usize];
+        let row = &self.state.rows().gpus[gpu];
         let room = self.state.room(gpu);
         let (used, coarse, unreadable) = match &room.reading().reading {
             Reading::Used(used) => (Some(room.total().less(used.free).0), used.coarse, None),

@@ -55,7 +55,7 @@ pub(super) fn plain_lease(request: &LeaseRequest, id: String, tenant: String, na
 
 /// Adds what was granted.
 pub(super) fn fill_hold(shown: &mut wire::Lease, hold: &Hold, rows: &Rows) {
-    let facts = |gpu: &GpuId| rows.gpus.get(gpu.0 as usize).map(|row| &row.facts);
+    let facts = |gpu: &GpuId| rows.gpus.find(*gpu).map(|row| &row.facts);
     shown.vram_bytes = Some(hold.vram.0);
     shown.fence = Some(hold.fence.0);
     shown.idle = hold.idle;

@@ -286,7 +286,8 @@ fn extreme_rows() -> Rows {
                 durations: durations(),
             },
             Tenant::default(),
-        ],
+        ]
+        .into(),
         gpus: vec![
             Gpu { mode: Mode::Enforce, ..Gpu::new(facts(0)) },
             Gpu { service: GpuService::Draining, aside: asides(), ..Gpu::new(facts(1)) },
@@ -304,7 +305,8 @@ fn extreme_rows() -> Rows {
                 mode: Mode::Adopt,
                 aside: Asides::default(),
             },
-        ],
+        ]
+        .into(),
         leases: leases.into_iter().map(|lease| (lease.id, lease)).collect(),
         tokens: [token(u32::MAX), Token { name: None, caps: TokenCaps::default(), expires_wall_us: None, ..token(0) }]
             .into_iter()
@@ -412,7 +414,7 @@ fn a_restart_reads_what_was_committed_and_the_log_has_each_action() {
     assert_eq!((lines[3].seq, lines[3].hash), journal.head());
     assert_eq!(reader.log(0, 3).unwrap().len(), 3);
     assert_eq!((reader.first_seq().unwrap(), reader.last_seq().unwrap()), (1, 11));
-    assert_eq!(reader.tenants().unwrap(), world.rows.tenants);
+    assert_eq!(reader.tenants().unwrap(), world.rows.tenants.to_vec());
     assert_eq!(reader.answer(TenantId(0), "k").unwrap(), Some(answer(0, "k", 5)));
     assert_eq!(reader.answer(TenantId(1), "k").unwrap(), None);
 }

@@ -117,7 +117,7 @@ impl DurableLedger {
 
     fn check_meter(&self, disk: &SimDisk, tenant: TenantId) -> Verdict {
         let own = self.meter.get(tenant.0 as usize).copied().unwrap_or_default();
-        let row = disk.rows.tenants.get(tenant.0 as usize);
+        let row = disk.rows.tenants.find(tenant);
         let theirs = row.map(|row| (row.leases, row.gpu_us, row.byte_us)).unwrap_or_default();
         must(14, own == theirs, || format!("{tenant} was charged {theirs:?}, and the meter has {own:?}"))?;
         let own = self.parked_meter.get(tenant.0 as usize).copied().unwrap_or_default();

@@ -207,7 +207,13 @@ impl ProcessWatch {
             by_id: rows.unleased.iter().map(|(id, row)| (*id, FoundProcess::read(row))).collect(),
             by_process: rows.unleased.iter().map(|(id, row)| (row.audit.process, *id)).collect(),
             modes: rows.gpus.iter().map(|gpu| gpu.mode).collect(),
-            gpus_aside: (0..rows.gpus.len()).filter(|number| !rows.gpus[*number].aside.now.is_empty()).collect(),
+            gpus_aside: rows
+                .gpus
+                .iter()
+                .enumerate()
+                .filter(|(_, row)| !row.aside.now.is_empty())
+                .map(|(number, _)| number)
+                .collect(),
             rules: rows.rules.clone(),
             next_id: rows.meta.next_unleased,
             next_rule: rows.meta.next_rule,

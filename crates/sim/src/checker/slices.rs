@@ -56,7 +56,7 @@ fn slice(state: &State, holder: &Lease) -> Span {
         false => state.room(*gpu).seen_of(holder.id),
     };
     let bytes: Bytes = gpus.map(on).sum();
-    let costs = &state.rows().tenants[holder.tenant.0 as usize].costs;
+    let costs = &state.rows().tenants[holder.tenant].costs;
     let is_open = |method: &Method| live.is_some_and(|live| !live.movers(*method).is_empty());
     let moves = |method: Method| {
         costs.estimate(program, method, Direction::OffGpu, bytes)

@@ -455,7 +455,8 @@ fn what_it_takes_to_end_a_program_is_learned() {
          17s  card 0 0M";
     let teller = told(story, house());
     let estimate = |costs: &Costs| costs.estimate("", Method::End, Direction::OffGpu, Bytes::ZERO).0 / 1_000;
-    let (first, now) = (estimate(&Costs::default()), estimate(&teller.state.rows().tenants[0].costs));
+    let (first, now) =
+        (estimate(&Costs::default()), estimate(&teller.state.rows().tenants[crate::ids::TenantId(0)].costs));
     assert_eq!(first, 1_000);
     assert!((5_000..=7_000).contains(&now), "it took seven seconds, and the next is reckoned with {now} ms");
 }

@@ -53,7 +53,7 @@ impl House {
 
     fn charged_today(&self, tenant: &str) -> Span {
         let tenant = self.teller.state.tenant(tenant).expect("it asked");
-        Span(self.teller.state.rows().tenants[tenant.0 as usize].today_us)
+        Span(self.teller.state.rows().tenants[tenant].today_us)
     }
 
     fn load(&self, tenant: &str) -> TenantLoad {

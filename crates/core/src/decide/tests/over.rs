@@ -122,7 +122,7 @@ fn what_it_has_is_offered_rounded_up_and_accepting_it_is_charged_from_then_on() 
         "#]],
     );
     let teller = told(&story, Policy::default());
-    let tenant = &teller.state.rows().tenants[0];
+    let tenant = &teller.state.rows().tenants[crate::ids::TenantId(0)];
     // 4 GiB for 20 s, then 6016 MiB for 10 s.
     let byte_us = (u128::from(Bytes::gib(4).0) * 20 + u128::from(Bytes::mib(6016).0) * 10) * 1_000_000;
     assert_eq!((tenant.gpu_us, tenant.byte_us), (30_000_000, byte_us));
@@ -142,7 +142,7 @@ fn the_mark_and_the_days_time_are_as_if_the_rest_of_the_term_had_been_paid_so_at
          30s release L2 ann",
         Policy::default(),
     );
-    let of = |teller: &Teller| teller.state.rows().tenants[0].clone();
+    let of = |teller: &Teller| teller.state.rows().tenants[crate::ids::TenantId(0)].clone();
     assert_eq!(of(&grown).today_us, of(&plain).today_us);
     assert_eq!(of(&grown).byte_us, of(&plain).byte_us);
     // A sixth of all for a minute carries it to 10 s. At 20 s that is past; a twelfth more for 40 s carries it

@@ -132,17 +132,19 @@ impl GpuAction {
     }
 
     pub(crate) fn apply(&self, rows: &mut Rows) -> Result<(), Misfit> {
-        let number = usize::from(self.gpu().0);
+        let gpu = self.gpu();
         if let GpuAction::SetFacts { facts, .. } = self {
-            check(number <= rows.gpus.len(), "lists a card out of order")?;
-            match rows.gpus.get_mut(number) {
+            check(gpu <= rows.gpus.next_id(), "lists a card out of order")?;
+            match rows.gpus.find_mut(gpu) {
                 Some(row) => row.facts = facts.clone(),
-                None => rows.gpus.push(Gpu::new(facts.clone())),
+                None => {
+                    rows.gpus.push(Gpu::new(facts.clone()));
+                }
             }
             return Ok(());
         }
-        check_gpus(rows, &[self.gpu()])?;
-        let row = &mut rows.gpus[number];
+        check_gpus(rows, &[gpu])?;
+        let row = &mut rows.gpus[gpu];
         match self {
             GpuAction::SetFacts { .. } => {}
             GpuAction::SetService { service, .. } => row.service = service.clone(),

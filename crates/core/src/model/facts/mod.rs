@@ -52,11 +52,11 @@ fn check(fits: bool, what: &str) -> Result<(), Misfit> {
 }
 
 fn check_gpus(rows: &Rows, gpus: &[GpuId]) -> Result<(), Misfit> {
-    check(gpus.iter().all(|gpu| usize::from(gpu.0) < rows.gpus.len()), "names an unknown card")
+    check(gpus.iter().all(|gpu| rows.gpus.find(*gpu).is_some()), "names an unknown card")
 }
 
 fn check_tenant(rows: &Rows, tenant: TenantId) -> Result<(), Misfit> {
-    check((tenant.0 as usize) < rows.tenants.len(), "names an unknown tenant")
+    check(rows.tenants.find(tenant).is_some(), "names an unknown tenant")
 }
 
 /// What an action changes in the rows.

@@ -31,12 +31,12 @@ impl TenantAction {
     pub(crate) fn apply(&self, rows: &mut Rows) -> Result<(), Misfit> {
         match self {
             TenantAction::Add { tenant, name } => {
-                check(tenant.0 as usize == rows.tenants.len(), "enrols a tenant out of order")?;
+                check(*tenant == rows.tenants.next_id(), "enrols a tenant out of order")?;
                 rows.tenants.push(Tenant { name: name.clone(), ..Tenant::default() });
             }
             TenantAction::SetGroups { tenant, groups } => {
                 check_tenant(rows, *tenant)?;
-                rows.tenants[tenant.0 as usize].groups.clone_from(groups);
+                rows.tenants[*tenant].groups.clone_from(groups);
             }
         }
         Ok(())

@@ -98,7 +98,7 @@ impl LeaseAction {
         if let Some(expected) = expected {
             rows.meta.lateness.learn(*expected, at.since(row.requested), DurationOutcome::Done, *at);
         }
-        let tenant = &mut rows.tenants[row.tenant.0 as usize];
+        let tenant = &mut rows.tenants[row.tenant];
         tenant.spend_today(gpu_time(&rows.gpus, gpus, *vram, until.since(*at)));
         tenant.first_since = first_since.unwrap_or(tenant.first_since);
         row.phase = Phase::Active(Hold {
@@ -121,7 +121,7 @@ impl LeaseAction {
     fn renew(&self, rows: &mut Rows) -> Result<(), Misfit> {
         let LeaseAction::Renew { lease, at, until, idle, debt_clock, not_beyond } = self else { return Ok(()) };
         let (hold, tenant) = active(&mut rows.leases, *lease)?;
-        let tenant = &mut rows.tenants[tenant.0 as usize];
+        let tenant = &mut rows.tenants[tenant];
         let added = hold.charged_span(*until, *at, rows.meta.day);
         tenant.spend_today(gpu_time(&rows.gpus, &hold.gpus, hold.vram, added));
         hold.prepaid = hold.unused_payment(*at) + tenant.charge(*at, *debt_clock);
@@ -140,7 +140,7 @@ impl LeaseAction {
             return Err(wrong_phase(row, "waiting or held"));
         }
         let (tenant, requested) = (row.tenant, row.requested);
-        let tenant = &mut rows.tenants[tenant.0 as usize];
+        let tenant = &mut rows.tenants[tenant];
         tenant.debt_clock = debt_clock.unwrap_or(tenant.debt_clock);
         tenant.first_since = first_since.unwrap_or(tenant.first_since);
         if let Some(expected) = expected {
@@ -193,7 +193,7 @@ impl Rows {
         let Some(hold) = lease.hold().filter(|_| lease.is_held()) else { return false };
         let (gpu_us, byte_us) = hold.charge(at);
         let sum = || {
-            let tenant = self.tenants.get(lease.tenant.0 as usize)?;
+            let tenant = self.tenants.find(lease.tenant)?;
             at.0.saturating_sub(hold.granted.0).checked_mul(hold.gpus.len() as u64)?;
             tenant.leases.checked_add(1)?;
             tenant.gpu_us.checked_add(gpu_us)?;
@@ -208,7 +208,7 @@ impl Rows {
         let Some(hold) = row.hold().filter(|_| row.is_held()) else { return };
         let kind = LeaseKind::new(row.first_request().tier, hold.vram, hold.gpus.len());
         let outcome = if reason.is_completed() { DurationOutcome::Done } else { DurationOutcome::Cut };
-        self.tenants[row.tenant.0 as usize].durations.learn(program, kind, hold.time_on_gpus(at), outcome, at);
+        self.tenants[row.tenant].durations.learn(program, kind, hold.time_on_gpus(at), outcome, at);
     }
 
     fn end(&mut self, lease: LeaseId, end: LeaseEnd) -> Option<EndedLease> {
@@ -219,7 +219,7 @@ impl Rows {
                 let mut hold = Hold { notice: None, ..hold.clone() };
                 hold.clear_overuse();
                 let (gpu_us, byte_us) = hold.charge(end.at);
-                let tenant = &mut self.tenants[row.tenant.0 as usize];
+                let tenant = &mut self.tenants[row.tenant];
                 // Totals of a file that was changed may be at their ends.
                 tenant.leases = tenant.leases.saturating_add(1);
                 tenant.gpu_us = tenant.gpu_us.saturating_add(gpu_us);
@@ -241,7 +241,7 @@ impl Rows {
         let Phase::Ending(hold, end) = &row.phase else { return Err(wrong_phase(row, "ending")) };
         if let Some((program, at)) = ran {
             // It was ended for a waiter: this is how long it took until its GPUs were read without it.
-            let costs = &mut self.tenants[row.tenant.0 as usize].costs;
+            let costs = &mut self.tenants[row.tenant].costs;
             costs.learn(program, Method::End, Direction::OffGpu, Bytes::ZERO, at.since(end.at), *at);
         }
         // The log has its signals.
@@ -253,7 +253,7 @@ impl Rows {
     /// What it had so far is charged as it was; what is left of its term, as it is now.
     fn enlarge(&mut self, lease: LeaseId, at: Time, vram: Bytes, debt_clock: Option<Time>) -> Result<(), Misfit> {
         let (hold, tenant) = active(&mut self.leases, lease)?;
-        let tenant = &mut self.tenants[tenant.0 as usize];
+        let tenant = &mut self.tenants[tenant];
         let (left, term) = (hold.until.since(at), hold.until.since(hold.renewed));
         let costs = |vram: Bytes| gpu_time(&self.gpus, &hold.gpus, vram, left).0;
         let before = if hold.day == self.meta.day { costs(hold.vram) } else { 0 };

@@ -56,7 +56,7 @@ impl LeaseAction {
         let row = live(&mut rows.leases, *lease)?;
         let Phase::Parked(hold, state) = &row.phase else { return Err(wrong_phase(row, "parked")) };
         let mut hold = hold.clone();
-        let tenant = &mut rows.tenants[row.tenant.0 as usize];
+        let tenant = &mut rows.tenants[row.tenant];
         tenant.meter_parked(&hold, state, *at);
         tenant.spend_today(gpu_time(&rows.gpus, &hold.gpus, *vram, until.since(*at)));
         tenant.first_since = first_since.unwrap_or(tenant.first_since);
@@ -129,7 +129,7 @@ impl Rows {
         // What the driver takes to bring contexts back is none of the shim's cost.
         if state.was_resumed && !state.with_driver {
             let (method, bytes, took) = (state.method, state.had_bytes, at.since(state.since));
-            let costs = &mut self.tenants[row.tenant.0 as usize].costs;
+            let costs = &mut self.tenants[row.tenant].costs;
             costs.learn(&state.program, method, Direction::OntoGpu, bytes, took, at);
         }
         hold.history_mut().booked = Bytes::ZERO;
@@ -144,7 +144,7 @@ impl Rows {
         let Phase::Parking(hold, state) = &row.phase else { return Err(wrong_phase(row, "parking")) };
         let began = state.since;
         let (mut hold, mut state) = (hold.clone(), ParkState { since: at, ..state.clone() });
-        let tenant = &mut self.tenants[row.tenant.0 as usize];
+        let tenant = &mut self.tenants[row.tenant];
         tenant.refund_today(&self.gpus, self.meta.day, &hold, at);
         tenant.debt_clock = debt_clock.unwrap_or(tenant.debt_clock);
         // If its resume failed, its bytes never came, and nothing is learned of how long they take to leave.
