@@ -1,11 +1,8 @@
-//! The state and the batch that is open over it: what the loop turns, without
-//! the loop.
+//! The state and the batch that is open over it.
 //!
-//! No threads, no clock, no disk: the daemon's loop drives it with real ones,
-//! the simulation with a disk that fails at every write. *Nothing that depends
-//! on an action leaves before the batch that holds it is synced*: replies,
-//! reads and errands for the hands are [held](Engine::hold) here and come out
-//! of [`Engine::close`] together with the batch they must wait for.
+//! No threads, no clock, no disk: the daemon's loop drives it with real ones, the simulation with a disk that fails at every
+//! write. *Nothing that depends on an action leaves before the batch that holds it is durable*: what must wait is
+//! [held](Engine::hold) here, and comes out of [`Engine::close`] together with the batch it waits for.
 
 use std::sync::Arc;
 use sublet_core::action::Action;

@@ -1,4 +1,4 @@
-//! What the eyes report: cards, and looks at them.
+//! What the host reports of GPUs: which exist, and readings of them.
 
 use super::Decider;
 use crate::model::event::EventAnswer;
