@@ -9,7 +9,7 @@
 //! ```text
 //! every 48 MiB              copied by this thread, the rest by a commit: the file keeps its size and is reused
 //! and each 8 MiB beyond     the same again: a reader was in the way
-//! beyond 64 MiB             this thread does not keep up: the commits themselves copy
+//! beyond 64 MiB             this thread does not keep up: the commits themselves copy, once its pass is over
 //! beyond 128 MiB            copied, then truncated (a reader must have been in the way for long)
 //! ```
 //! The log therefore stays within 64 MiB unless a reader holds it, and the ballast is larger than that: a full
@@ -22,7 +22,7 @@ use rusqlite::{Connection, Result};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -50,6 +50,10 @@ const LOCK_TRIES_OF_CHECKPOINT: i32 = 100;
 /// A commit waits this long for a blocking pass: 5 s, beyond which something is wrong.
 const LOCK_TRIES_OF_COMMIT: i32 = 25_000;
 
+/// A commit that has to copy the log waits this long for a pass that runs. On a machine without a free core the thread gets
+/// its time by that.
+const PASS_WAIT: Duration = Duration::from_secs(5);
+
 /// The thread, and what it leaves for the next commit.
 #[derive(Debug)]
 pub struct Checkpointer {
@@ -61,12 +65,34 @@ pub struct Checkpointer {
     frames: Arc<AtomicU32>,
     /// Frames of it that the thread has copied; 0 after a commit copied the rest.
     copied: Arc<AtomicU32>,
+    /// Whether the thread copies now: a commit cannot copy beside it.
+    passing: Arc<Passing>,
     /// The length at which the thread was last woken.
     woken_at: u32,
     /// The length at which a commit last copied the log itself.
     copied_at: u32,
     /// Frames in a tenth of the ballast.
     step: u32,
+}
+
+/// Whether the thread runs a pass.
+#[derive(Debug, Default)]
+struct Passing {
+    is_running: Mutex<bool>,
+    ended: Condvar,
+}
+
+impl Passing {
+    fn set(&self, is_running: bool) {
+        *self.is_running.lock().unwrap_or_else(PoisonError::into_inner) = is_running;
+        self.ended.notify_all();
+    }
+
+    /// Waits until no pass runs, for `PASS_WAIT` at most.
+    fn wait(&self) {
+        let is_running = self.is_running.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.ended.wait_timeout_while(is_running, PASS_WAIT, |is_running| *is_running));
+    }
 }
 
 /// What the thread is woken for.
@@ -85,13 +111,14 @@ impl Checkpointer {
         let conn = connect(writer, path, Arc::clone(&frames)).map_err(|error| OpenError::sqlite(path, &error))?;
         let fault = Arc::new(Mutex::new(None));
         let copied = Arc::new(AtomicU32::new(0));
+        let passing = Arc::<Passing>::default();
         let (wake, woken) = sync_channel(1);
-        let (report, done) = (Arc::clone(&fault), Arc::clone(&copied));
-        let run = move || run(&conn, &woken, &done, &report);
+        let (report, done, running) = (Arc::clone(&fault), Arc::clone(&copied), Arc::clone(&passing));
+        let run = move || run(&conn, &woken, &done, (&running, &report));
         let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(run);
         let thread = thread.map_err(|error| OpenError::file(path, error))?;
         let (wake, thread, step) = (Some(wake), Some(thread), STEP_FRAMES);
-        Ok(Checkpointer { wake, thread, fault, frames, copied, woken_at: 0, copied_at: 0, step })
+        Ok(Checkpointer { wake, thread, fault, frames, copied, passing, woken_at: 0, copied_at: 0, step })
     }
 
     /// Bounds the length of the log so that it can be copied into `ballast` bytes.
@@ -105,7 +132,8 @@ impl Checkpointer {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// True if the next commit must copy the log first: its rest, or all of it because the thread does not keep up.
+    /// True if the next commit must copy the log first: its rest, or all of it because the thread does not keep up. In the
+    /// latter case this waits for the thread's pass.
     pub fn is_due(&mut self) -> bool {
         let frames = self.frames.load(Ordering::Relaxed);
         if frames < self.copied_at {
@@ -114,6 +142,7 @@ impl Checkpointer {
         let overdue = frames >= (BY_COMMITS_FROM * self.step).max(self.copied_at + self.step);
         if overdue {
             self.copied_at = frames;
+            self.passing.wait();
         }
         overdue || self.copied.swap(0, Ordering::Relaxed) > 0
     }
@@ -162,10 +191,18 @@ fn wait_for_lock(tries: i32, most: i32) -> bool {
     tries < most
 }
 
-fn run(conn: &Connection, woken: &Receiver<Pass>, copied: &AtomicU32, fault: &Mutex<Option<SystemCause>>) {
+fn run(
+    conn: &Connection,
+    woken: &Receiver<Pass>,
+    copied: &AtomicU32,
+    (passing, fault): (&Passing, &Mutex<Option<SystemCause>>),
+) {
     lower_priority();
     for wanted in woken {
-        match run_pass(conn, wanted) {
+        passing.set(true);
+        let passed = run_pass(conn, wanted);
+        passing.set(false);
+        match passed {
             Ok(done) => copied.store(done, Ordering::Relaxed),
             Err(error) => {
                 if let CommitError::Sync(cause) = CommitError::sqlite(&error, crate::connect::errno(conn)) {
