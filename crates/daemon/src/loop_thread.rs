@@ -5,20 +5,24 @@
 //!                 │
 //!                 └──close_batch──► writer thread ──► disk, then the outputs of the batch
 //! ```
-//! One batch is written while the next is decided. Nothing here waits for the disk.
+//! One batch is written while the next is decided. Only a lone request's batch is written here: there is nothing to decide
+//! meanwhile.
 
 use crate::effects::Effects;
 use crate::inbox::Inbox;
-use crate::looper::{Loop, LoopInput, Moment, Output};
-use crate::writer::WriterOrder;
+use crate::looper::{ClosedBatch, Loop, LoopInput, Moment, Output};
+use crate::writer::{JournalWriter, WriterOrder};
 use jiff::Zoned;
 use std::sync::mpsc::{RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use sublet_core::units::Time;
 use sublet_host::clock::{self, Clock};
 
 /// Inputs are handled for this long before the disk and the timers get their turn.
 const INPUTS_FOR: Duration = Duration::from_millis(2);
+/// A batch of at most this many lines is a lone request's.
+const LONE_LINES: usize = 4;
 /// How often the offset of local time is read: it changes with the seasons.
 const OFFSET_AGAIN_US: u64 = 60_000_000;
 
@@ -57,15 +61,18 @@ pub struct LoopThread {
     pub effects: Effects,
     /// Where batches go.
     pub writer: Sender<WriterOrder>,
+    /// What writes them.
+    pub journal: Arc<Mutex<JournalWriter>>,
 }
 
 impl LoopThread {
     /// Runs until the loop was told to stop and all is durable.
     pub fn run(mut self) {
         self.carry_out_immediate();
+        let mut next = None;
         loop {
             let timeout = self.timeout();
-            match self.inbox.wait(timeout) {
+            match next.take().map_or_else(|| self.inbox.wait(timeout), Ok) {
                 Ok(input) => self.handle_inputs(input),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -74,7 +81,11 @@ impl LoopThread {
             self.the_loop.tick(moment);
             self.carry_out_immediate();
             if let Some(batch) = self.the_loop.close_batch(moment) {
-                self.order(WriterOrder::Commit(batch));
+                next = self.inbox.next();
+                match next.is_none() && batch.batch.entries.len() <= LONE_LINES {
+                    true => self.write(batch),
+                    false => self.order(WriterOrder::Commit(batch)),
+                }
             }
             self.carry_out_immediate();
             if self.the_loop.is_finished() {
@@ -113,6 +124,15 @@ impl LoopThread {
                 Output::Writer(task) => self.order(WriterOrder::Task(task)),
                 output => self.effects.carry_out(output),
             }
+        }
+    }
+
+    /// Writes a lone request's batch. The loop hears of it as of any other.
+    fn write(&self, batch: ClosedBatch) {
+        let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        journal.write(batch);
+        if journal.is_tidy_due() {
+            self.order(WriterOrder::Tidy);
         }
     }
 

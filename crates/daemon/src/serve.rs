@@ -27,11 +27,11 @@ use crate::reload::{Reload, RunningConfig};
 use crate::user_directory::UserDirectory;
 use crate::view::View;
 use crate::watermarks::Watermarks;
-use crate::writer::JournalWriter;
+use crate::writer::{self, JournalWriter};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, RwLock, mpsc};
+use std::sync::{Arc, Mutex, RwLock, mpsc};
 use std::thread;
 use std::time::Duration;
 use sublet_core::settings::Parking;
@@ -354,8 +354,10 @@ fn run(
     };
     let mut the_loop = Loop::new(start, moment);
     the_loop.start(moment);
-    let writer = spawn("sublet-writer", move || writer.run(&order_inbox))?;
-    let loop_thread = LoopThread { the_loop, clocks, inbox, effects, writer: orders };
+    let journal = Arc::new(Mutex::new(writer));
+    let own = Arc::clone(&journal);
+    let writer = spawn("sublet-writer", move || writer::run(&own, &order_inbox))?;
+    let loop_thread = LoopThread { the_loop, clocks, inbox, effects, writer: orders, journal };
     let loop_thread = spawn("sublet-loop", move || loop_thread.run())?;
 
     let loop_client = LoopClient::new(to_loop.clone(), clients, history.clone());

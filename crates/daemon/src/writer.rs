@@ -5,12 +5,16 @@
 //! ```
 //! The loop hears first that the batch is durable: a client may repeat its request as soon as it has its answer, and the
 //! loop must know the answer by then.
+//!
+//! A lone request's batch is written by the loop's thread, which has nothing else to do: on an idle machine it costs a third
+//! of a sync to wake another thread. One thread writes at a time.
 
 use crate::effects::Effects;
 use crate::inbox::InboxSender;
 use crate::looper::{ClosedBatch, CommitResult, LoopInput, Output, WriterTask};
 use crate::watermarks::Watermarks;
 use std::sync::mpsc::Receiver;
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 use sublet_core::rows::Meta;
 use sublet_journal::{CommitError, Journal, TRIM_EVERY};
@@ -24,6 +28,8 @@ pub enum WriterOrder {
     Commit(ClosedBatch),
     /// Do something else.
     Task(WriterTask),
+    /// Do a piece of housekeeping.
+    Tidy,
     /// Nothing more comes.
     Stop,
 }
@@ -85,33 +91,8 @@ impl JournalWriter {
         }
     }
 
-    /// Writes until it is told that nothing more comes.
-    pub fn run(mut self, orders: &Receiver<WriterOrder>) {
-        for order in orders {
-            match order {
-                WriterOrder::Commit(batch) => {
-                    self.write(batch);
-                    self.tidy();
-                }
-                WriterOrder::Task(WriterTask::RestoreBallast) => {
-                    if self.restore_ballast() {
-                        drop(self.inbox.send(LoopInput::DiskFreed));
-                    }
-                }
-                WriterOrder::Task(WriterTask::ProbeRoom) => {
-                    let has_room = self.journal.may_have_room();
-                    drop(self.inbox.send(LoopInput::RoomProbed { has_room }));
-                }
-                WriterOrder::Stop => break,
-            }
-        }
-        if let Some(next_lease) = self.next_lease {
-            // Without it there is a hole in the numbers of leases, as after a crash.
-            let _ = self.watermarks.close(next_lease);
-        }
-    }
-
-    fn write(&mut self, ClosedBatch { batch, outputs }: ClosedBatch) {
+    /// Writes a batch, and carries out its outputs once it is durable.
+    pub fn write(&mut self, ClosedBatch { batch, outputs }: ClosedBatch) {
         if let Some(meta) = &batch.meta {
             self.keep_watermarks_ahead(meta);
         }
@@ -140,8 +121,20 @@ impl JournalWriter {
         self.next_lease = Some(meta.next_lease);
     }
 
+    /// True if enough was written for a piece of housekeeping.
+    pub fn is_tidy_due(&self) -> bool {
+        self.lines >= self.tidy_after
+    }
+
+    fn close_watermarks(&mut self) {
+        if let Some(next_lease) = self.next_lease {
+            // Without it there is a hole in the numbers of leases, as after a crash.
+            let _ = self.watermarks.close(next_lease);
+        }
+    }
+
     fn tidy(&mut self) {
-        if self.lines >= self.tidy_after {
+        if self.is_tidy_due() {
             let now = self.wall_us();
             let removed = tidy(&mut self.journal, now, self.history);
             // Where nothing was too old or too much, a look less often finds it early enough.
@@ -178,6 +171,31 @@ fn tell_head(journal: &Journal) {
     let (seq, hash) = journal.head();
     let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
     tracing::info!(line = seq, %hash, "the audit trail ends here");
+}
+
+/// Carries out orders until nothing more comes.
+pub fn run(journal: &Mutex<JournalWriter>, orders: &Receiver<WriterOrder>) {
+    for order in orders {
+        // A panic in there ends the daemon.
+        let mut writer = journal.lock().unwrap_or_else(PoisonError::into_inner);
+        match order {
+            WriterOrder::Commit(batch) => {
+                writer.write(batch);
+                writer.tidy();
+            }
+            WriterOrder::Tidy => writer.tidy(),
+            WriterOrder::Task(WriterTask::RestoreBallast) => {
+                if writer.restore_ballast() {
+                    drop(writer.inbox.send(LoopInput::DiskFreed));
+                }
+            }
+            WriterOrder::Task(WriterTask::ProbeRoom) => {
+                let has_room = writer.journal.may_have_room();
+                drop(writer.inbox.send(LoopInput::RoomProbed { has_room }));
+            }
+            WriterOrder::Stop => return writer.close_watermarks(),
+        }
+    }
 }
 
 /// A failed commit has no undo: the state is dropped and rebuilt from the disk.
