@@ -385,7 +385,11 @@ fn what_its_programs_did_is_shown_with_the_lease_and_after_it() {
     let script = format!("{train} --steps 1; {train} --steps 1; {} 9GiB; true", example("hold"));
     let job = WrappedProgram::start(&service, &["--vram", "1G", "--", "sh", "-c", &script]);
     job.end();
-    let ended = client.await_lease("it has ended", "L2", |lease| lease.state == LeaseState::Ended);
+    // The last counts may arrive after the end.
+    let has_errors = |lease: &Lease| lease.calls.as_ref().is_some_and(|did| !did.errors.is_empty());
+    let ended = client.await_lease("it has ended, and its errors are counted", "L2", |lease| {
+        lease.state == LeaseState::Ended && has_errors(lease)
+    });
     let did = ended.calls.expect("what they did");
     assert_eq!(did.launches % 2, 0, "each did the same: {did:?}");
     assert!(did.launches > 0 && did.errors.iter().any(|it| it.code == 2 && it.count > 0), "{did:?}");
