@@ -50,11 +50,11 @@ pub struct State {
     names: BTreeMap<String, TenantId>,
     gpu_ids: BTreeMap<String, GpuId>,
     queue: Queue,
-    /// How many waiters would do with how much of a card; none is for a whole one.
+    /// How many waiters accept each size of a GPU; `None` is a whole one.
     waiting_sizes: BTreeMap<Option<Bytes>, usize>,
     rooms: GpuTable<Room>,
     ledger: QuotaLedger,
-    /// What is had through each token, waiting and held.
+    /// The leases and requests of each token.
     by_token: BTreeMap<TokenId, BTreeSet<LeaseId>>,
     due: BTreeSet<(Time, LeaseId)>,
     ending: GpuTable<BTreeSet<LeaseId>>,
@@ -62,12 +62,11 @@ pub struct State {
     moving: BTreeSet<LeaseId>,
     /// Host memory that is booked.
     booked_host_memory: Bytes,
-    /// Holders that could be made to leave their cards: somebody speaks for them, or they chose to be
-    /// ended.
+    /// Leases that could leave their GPUs: they have a mover, or their user opted to be ended.
     movable: BTreeSet<LeaseId>,
-    /// Holders that the driver brings back. Nobody else is let onto their cards meanwhile.
+    /// Leases that the driver brings back. No other lease gets their GPUs meanwhile.
     restoring: BTreeSet<LeaseId>,
-    /// Holders that were told that they have more than their leases.
+    /// Leases that were told that they are exceeded.
     overusing: BTreeSet<LeaseId>,
     /// Parked leases that come back only into room that no waiter claims.
     passive: BTreeSet<LeaseId>,
@@ -79,15 +78,15 @@ pub struct State {
     pub(crate) disk_full: bool,
     /// Lines that are missing from the journal, until an operator accepts that.
     pub(crate) journal_loss: Option<Loss>,
-    /// Whether something happened since it was last reckoned whether room could be made, and when that was.
+    /// Whether an event came since room was last planned, and when that was.
     plan_state: (bool, Time),
-    /// By card: whether the last looks showed a holder with more than its lease, and how many of them.
+    /// By GPU: which leases the last readings showed beyond their size, and how many readings did.
     overuse: GpuTable<OveruseReadings>,
-    /// Host memory that was available at the last look.
+    /// Host memory that was available at the last reading.
     pub(crate) host_memory: Option<Bytes>,
-    /// Since when it is the day it is.
+    /// When this day began.
     pub(crate) day_seen: Option<Time>,
-    /// When it was last remembered what was expected of a waiter.
+    /// When the expected start of a waiter was last noted.
     pub(crate) expectations_noted: Time,
     unleased: UnleasedReadings,
     /// How many actions did not fit the rows, and the last of them.
@@ -223,7 +222,7 @@ impl State {
         }
     }
 
-    /// The leases had through a token, waiting and held.
+    /// The leases of a token, waiting and held.
     pub(crate) fn leases_of_token(&self, token: TokenId) -> impl Iterator<Item = &Lease> {
         self.by_token.get(&token).into_iter().flatten().filter_map(|lease| self.lease(*lease))
     }
@@ -267,8 +266,8 @@ impl State {
         if ends == Time::ZERO { now } else { ends.max(now).max(self.rows.meta.grace_until) }
     }
 
-    /// When a holder gives its room back at the latest while somebody waits for it: zero if it is
-    /// over already, the end of time if nobody can say.
+    /// When a lease gives its room back at the latest while a waiter needs it: zero if it is over already,
+    /// [`Time::NEVER`] if that is unknown.
     pub fn ends_by(&self, lease: &Lease, hold: &Hold) -> Time {
         match (&lease.phase, hold.notice) {
             (Phase::Ending(..) | Phase::Parking(..), _) => Time::ZERO,
@@ -277,12 +276,12 @@ impl State {
         }
     }
 
-    /// The same of a holder that stays on its cards, should it be on its way off them.
+    /// The same if the lease stays on its GPUs, also if it is being parked.
     pub fn leaves_by_itself_at(&self, lease: &Lease, hold: &Hold) -> Time {
         let cap = hold.slice_began() + self.policy.hold_max;
         match lease.request.term {
             Term::Fixed(_) => hold.until,
-            // Who was let past somebody leaves in time, whatever it chose.
+            // A lease that passed a waiter leaves in time, whatever its user chose.
             Term::Renewed(_) if lease.request.preempt == Preempt::Never => {
                 hold.not_beyond.map_or(Time::NEVER, |before| hold.until.max(before))
             }
@@ -301,7 +300,7 @@ impl State {
         self.recount();
         let held: Vec<LeaseId> = self.rows.leases.values().filter(|l| l.hold().is_some()).map(|l| l.id).collect();
         held.into_iter().for_each(|lease| self.update_ends(lease));
-        // A shorter limit on how long leases stay parked holds for those that are; when one comes due, it is looked at.
+        // A shorter limit on how long leases stay parked holds for those that are parked, too.
         let parked: Vec<Lease> =
             self.rows.leases.values().filter(|l| matches!(l.phase, Phase::Parked(..))).cloned().collect();
         parked.iter().for_each(|row| self.set_due(row.id, self.first_due(row)));
@@ -353,7 +352,7 @@ impl State {
 
     pub(crate) fn set_reading(&mut self, card: GpuId, observation: GpuReading) {
         let room = &mut self.rooms[card];
-        // Where nobody tells whose bytes are whose, nobody knows a peak.
+        // A driver that reports no bytes per process shows no peak.
         let fresh = matches!(&observation.reading, Reading::Used(used) if !used.coarse);
         room.set_reading(observation, |process| self.owners.get(process).copied());
         if fresh {
@@ -365,8 +364,8 @@ impl State {
         self.update_overuse(card);
     }
 
-    /// Notes that a card of an ended lease was seen again: nothing counts for it there any more.
-    /// Says whether all its cards were.
+    /// Notes that a GPU was read after the end of a lease: nothing counts for the lease there any more. True if all its GPUs
+    /// were read.
     pub(crate) fn note_read_after_end(&mut self, lease: LeaseId, card: GpuId) -> bool {
         self.rooms[card].vacate(lease);
         self.ending[card].remove(&lease);
@@ -431,7 +430,7 @@ impl State {
                 Some(away.since + lease.request.term.span())
             }
             Phase::Parked(_, away) => Some(away.since + self.policy.parking.term),
-            // Who is ended for others gets its signals in time.
+            // A lease that is ended for others gets its signals in time.
             Phase::Ending(_, LeaseEnd { reason, signal, at, .. }) if reason.ends_processes() => match signal {
                 None => Some(*at),
                 Some((_, at)) => Some(*at + self.policy.parking.grace),
@@ -455,7 +454,7 @@ impl State {
         (hold.renewed + after).min(hold.until)
     }
 
-    // ---- looking -----------------------------------------------------------
+    // ---- reading ---------------------------------------------------------------
 
     /// The durable part.
     pub fn rows(&self) -> &Rows {
@@ -465,7 +464,7 @@ impl State {
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
-    /// Who waits.
+    /// The waiters.
     pub fn queue(&self) -> &Queue {
         &self.queue
     }
@@ -489,23 +488,23 @@ impl State {
     pub fn ledger(&self) -> &QuotaLedger {
         &self.ledger
     }
-    /// All memory of all known cards.
+    /// The memory of all known GPUs.
     pub fn total(&self) -> Bytes {
         self.rows.gpus.iter().map(|card| card.facts.total).sum()
     }
-    /// A card by UUID.
+    /// A GPU by UUID.
     pub fn gpu(&self, uuid: &str) -> Option<GpuId> {
         self.gpu_ids.get(uuid).copied()
     }
-    /// All cards.
+    /// All GPUs.
     pub fn gpus(&self) -> impl Iterator<Item = GpuId> + use<> {
         (0..self.rooms.len() as u16).map(GpuId)
     }
-    /// A card's books.
+    /// What is reserved and seen on a GPU.
     pub fn room(&self, card: GpuId) -> &Room {
         &self.rooms[card]
     }
-    /// Ended leases whose bytes still count on a card.
+    /// Ended leases whose bytes still count on a GPU.
     pub fn ending_leases_on(&self, card: GpuId) -> impl Iterator<Item = LeaseId> + '_ {
         self.ending[card].iter().copied()
     }
@@ -524,22 +523,22 @@ impl State {
     pub fn booked_host_memory(&self) -> Bytes {
         self.booked_host_memory
     }
-    /// Host memory that was available at the last look.
+    /// Host memory that was available at the last reading.
     pub fn host_memory(&self) -> Option<Bytes> {
         self.host_memory
     }
     pub(crate) fn readings_mut(&mut self, id: LeaseId) -> Option<&mut LeaseReadings> {
         self.readings.get_mut(&id)
     }
-    /// Compute processes on a card that belong to no lease there.
+    /// How many compute processes on a GPU belong to no lease there.
     pub fn unleased_compute_processes(&self, card: GpuId) -> usize {
         self.room(card).unleased_compute_processes(|process| self.owner(process))
     }
-    /// All processes on a card that belong to no lease there.
+    /// How many processes on a GPU belong to no lease there, whatever they do.
     pub(crate) fn unleased_processes_on(&self, card: GpuId) -> usize {
         self.room(card).unleased_processes(|process| self.owner(process))
     }
-    /// Whether the driver lists the card now.
+    /// True if the driver lists the GPU now.
     pub fn is_listed(&self, card: GpuId) -> bool {
         self.listed_gpus.contains(&card)
     }
@@ -562,7 +561,7 @@ impl State {
         self.disk_full
     }
 
-    /// Whether somebody waits for a whole card, and the least that any of the others would do with.
+    /// Whether a request for a whole GPU waits, and the smallest size that any other waiter accepts.
     pub fn waiting_sizes(&self) -> (bool, Option<Bytes>) {
         (self.waiting_sizes.contains_key(&None), self.waiting_sizes.keys().find_map(|wish| *wish))
     }

@@ -7,6 +7,7 @@ use jiff::tz::TimeZone;
 use sublet_core::event::{Caller, Refusal};
 use sublet_core::ids::GpuId;
 use sublet_core::policy::aside::leases_that_stay;
+use sublet_core::quota::CappedResource;
 use sublet_core::rows::{Lease, Phase};
 use sublet_core::units::Time;
 use sublet_wire as wire;
@@ -87,6 +88,12 @@ impl View<'_> {
                 Problem { detail: self.steps_aside(by, *index, user, *until), ..problem }
             }
             Refusal::AnothersAside(user) => messages::problem(&Refusal::AnothersAside(self.aside_user(by, user))),
+            // A daily budget is whole again at midnight.
+            Refusal::OverQuota(block)
+                if matches!(block.resource, CappedResource::GpuDay { .. }) && !block.is_permanent =>
+            {
+                messages::problem(refusal).retry_after(self.day_left_s)
+            }
             other => messages::problem(other),
         }
     }

@@ -37,7 +37,7 @@ impl Effects {
             Output::Host(command) => carry_out_on_host(&self.host, command),
             Output::Token(TokenChange::Issued(token)) => self.tokens.add(token),
             Output::Token(TokenChange::Revoked(token)) => self.tokens.revoke(token),
-            Output::Token(TokenChange::All(rows)) => self.tokens.replace_all(&rows),
+            Output::Token(TokenChange::All(tokens)) => self.tokens.replace_all(&tokens),
             Output::Notice(message) => self.notices.send(message),
             Output::GpuTrouble(trouble) => self.set_gpu_trouble(trouble),
             Output::Read { .. } | Output::Writer(_) => debug_assert!(false, "the loop thread carries these out itself"),

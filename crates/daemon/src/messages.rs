@@ -365,11 +365,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
         Refusal::BelowContext { context } => Problem::new(Code::BelowContext, detail)
             .hint(format!("request at least {} more than your tensors need", show(context.0))),
         Refusal::OverQuota(held) => {
-            let problem = Problem::new(Code::OverCap, detail).hint(when_quota_returns(held));
-            match held.resource {
-                CappedResource::GpuDay { .. } if !held.is_permanent => problem.retry_after(crate::calendar::seconds_left()),
-                _ => problem,
-            }
+            Problem::new(Code::OverCap, detail).hint(when_quota_returns(held))
         }
         Refusal::NotParkable(_) => Problem::new(Code::NotParkable, detail)
             .hint("start programs with `sublet run`; `sublet ps` says what keeps each lease from being parked"),

@@ -3,11 +3,10 @@
 //! The loop adds a token when the disk has it, and removes it when the disk has its end; no request waits for the loop
 //! to learn its sender. When a token was last used is kept here and nowhere else.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use sublet_core::ids::TokenId;
-use sublet_core::rows::Rows;
 use sublet_core::token::{Token, TokenHash};
 
 /// All tokens that are good, or were until they expired.
@@ -37,15 +36,15 @@ impl KnownToken {
 
 impl TokenTable {
     /// Replaces all tokens by what the disk has.
-    pub fn replace_all(&self, rows: &Rows) {
+    pub fn replace_all(&self, tokens: &BTreeMap<TokenId, Token>) {
         // With a poisoned lock no caller is let in.
         let Ok(mut known) = self.0.write() else { return };
         known.retain(|_, known| {
-            let stays = rows.tokens.get(&known.token.id) == Some(&known.token);
+            let stays = tokens.get(&known.token.id) == Some(&known.token);
             known.revoked.fetch_or(!stays, Ordering::AcqRel);
             stays
         });
-        for token in rows.tokens.values() {
+        for token in tokens.values() {
             known.entry(token.hash).or_insert_with(|| new(token.clone()));
         }
     }
@@ -118,13 +117,12 @@ mod tests {
     #[test]
     fn a_rebuilt_state_keeps_durable_tokens_and_their_last_use() {
         let tokens = TokenTable::default();
-        let mut rows = Rows::default();
-        rows.tokens.insert(TokenId(1), token(1, None));
-        tokens.replace_all(&rows);
+        let on_disk = BTreeMap::from([(TokenId(1), token(1, None))]);
+        tokens.replace_all(&on_disk);
         tokens.add(token(2, None));
         tokens.find(&TokenHash([1; 32])).unwrap().note_use(7);
         let lost = tokens.find(&TokenHash([2; 32])).unwrap();
-        tokens.replace_all(&rows);
+        tokens.replace_all(&on_disk);
         assert!(!lost.is_good(0) && tokens.find(&TokenHash([2; 32])).is_none());
         assert_eq!(tokens.last_uses(), HashMap::from([(TokenId(1), 7)]));
     }

@@ -34,8 +34,7 @@ pub enum WriterOrder {
     Stop,
 }
 
-/// How many answers are kept. How much history is kept the house says; beyond it the
-/// oldest is folded away.
+/// How many answers are kept. The configuration says how much history is; older history is folded away.
 mod keep {
     use crate::idempotency::{ANSWERS_MAX, ANSWERS_OF_TENANT};
     use sublet_journal::AnswerLimits;
@@ -142,7 +141,7 @@ impl JournalWriter {
         }
     }
 
-    /// Whether the ballast is there again.
+    /// Makes the ballast again; true if it is there.
     fn restore_ballast(&mut self) -> bool {
         let restored = self.journal.restore_ballast();
         let trouble = restored.as_ref().err().map(ToString::to_string);
@@ -153,7 +152,7 @@ impl JournalWriter {
         restored.unwrap_or(false)
     }
 
-    /// The wall clock as it was, and what passed since: nobody's answers are forgotten because it was set.
+    /// The wall clock as it was at the start, and the time that passed since: no answer is forgotten because the clock was set.
     fn wall_us(&self) -> u64 {
         let (at, wall_us) = self.begun;
         wall_us + u64::try_from(at.elapsed().as_micros()).unwrap_or(0)

@@ -95,6 +95,17 @@ impl Passing {
     }
 }
 
+/// What of the log a commit must copy itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyDue {
+    /// Nothing.
+    Nothing,
+    /// What commits appended while the thread copied the rest.
+    Rest,
+    /// All of it: the thread does not keep up.
+    All,
+}
+
 /// What the thread is woken for.
 #[derive(Clone, Copy, Debug)]
 enum Pass {
@@ -132,19 +143,23 @@ impl Checkpointer {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// True if the next commit must copy the log first: its rest, or all of it because the thread does not keep up. In the
-    /// latter case this waits for the thread's pass.
-    pub fn is_due(&mut self) -> bool {
+    /// What of the log the next commit must copy itself.
+    pub fn copy_due(&mut self) -> CopyDue {
         let frames = self.frames.load(Ordering::Relaxed);
         if frames < self.copied_at {
             self.copied_at = 0; // The log was restarted.
         }
-        let overdue = frames >= (BY_COMMITS_FROM * self.step).max(self.copied_at + self.step);
-        if overdue {
+        if frames >= (BY_COMMITS_FROM * self.step).max(self.copied_at + self.step) {
             self.copied_at = frames;
-            self.passing.wait();
+            return CopyDue::All;
         }
-        overdue || self.copied.swap(0, Ordering::Relaxed) > 0
+        let has_rest = self.copied.swap(0, Ordering::Relaxed) > 0;
+        if has_rest { CopyDue::Rest } else { CopyDue::Nothing }
+    }
+
+    /// Waits until the thread's pass is over, for 5 s at most: a commit cannot copy beside it.
+    pub fn wait_for_pass(&self) {
+        self.passing.wait();
     }
 
     /// Wakes the thread if the log grew enough since it was last woken.

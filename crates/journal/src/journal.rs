@@ -10,7 +10,7 @@
 use crate::answers;
 use crate::batch::{Batch, LogEntry};
 use crate::chain::{EntryHeader, Hash, Hasher};
-use crate::checkpoint::Checkpointer;
+use crate::checkpoint::{Checkpointer, CopyDue};
 use crate::codec::{self, signed};
 use crate::connect;
 use crate::error::{CommitError, OpenError, SystemCause};
@@ -228,7 +228,11 @@ impl Journal {
     /// Runs one transaction: all of `work` is on the disk, or none of it is there.
     pub(crate) fn transact<T>(&mut self, mut work: impl FnMut(&mut Journal) -> Result<T>) -> Result<T, CommitError> {
         self.check_health()?;
-        if self.checkpointer.is_due() {
+        let due = self.checkpointer.copy_due();
+        if due == CopyDue::All {
+            self.checkpointer.wait_for_pass();
+        }
+        if due != CopyDue::Nothing {
             self.copy_wal("PRAGMA wal_checkpoint(PASSIVE)")?;
         }
         let mut done = self.attempt(&mut work);

@@ -5,7 +5,7 @@
 use super::Loop;
 use super::calls::OnFullDisk;
 use super::input::{LoopCall, RetriedRelease};
-use super::output::{HostCommand, Output, TokenChange, WriterTask};
+use super::output::{HostCommand, Output, WriterTask};
 use crate::engine::Engine;
 use crate::estimate_cache::EstimateCache;
 use sublet_core::event::Event;
@@ -148,9 +148,9 @@ impl Loop {
         }
         let (_, open) = self.engine.close(now);
         self.after_sync.clear();
-        self.immediate.push(Output::Token(TokenChange::All(Box::new(loaded.rows.clone()))));
         self.loss = loaded.loss;
         self.engine = Engine::on_a_full_disk(loaded.rows, self.policy.clone());
+        self.set_tokens();
         self.estimates = EstimateCache::default();
         self.keys.forget_undurable();
         self.listed_before = listed;

@@ -1,8 +1,8 @@
 //! Orders to the host, given once the action behind them is durable: which processes are watched, where bytes shall be,
 //! which signals are sent, what is read.
 //!
-//! Core says where the bytes of a lease shall be (`sublet_core::policy::targets`). Here is what the host was told before, so that it
-//! is told again only when that changed, and told to forget what it knows.
+//! Core says where the bytes of a lease shall be (`sublet_core::policy::targets`). Here is what the host was told before, so
+//! that it is told again only when that changed, and told to forget what it knows.
 //!
 //! A park passes through these files: `http/leases.rs` (the call), `looper/calls.rs`, core's `decide/park.rs` (the decision),
 //! here (the target), `effects.rs`, then `crates/host`: `shims/mod.rs` or `driver/hub_thread.rs`.
@@ -22,7 +22,7 @@ use sublet_core::policy::unleased_due::{audits_due, is_signal_due};
 use sublet_core::rows::{Hold, Lease};
 use sublet_core::state::State;
 use sublet_core::units::{Bytes, Span, Time};
-use sublet_core::unleased::PendingSignal;
+use sublet_core::unleased::{PendingSignal, UnleasedId};
 use sublet_host::driver::{DriverPlacement, DriverTarget};
 use sublet_host::shims::{GpuCap, ShimPlacement, ShimTarget, uuid_bytes};
 
@@ -79,8 +79,8 @@ impl Loop {
     pub(super) fn send_host_commands(&mut self, action: &Action) {
         self.send_target_after(action);
         match action {
-            Action::Lease(LeaseAction::Grant { lease, fence: epoch, .. }) if self.sent.watched.contains(lease) => {
-                let grant = self.proofs.grant(*lease, *epoch);
+            Action::Lease(LeaseAction::Grant { lease, fence, .. }) if self.sent.watched.contains(lease) => {
+                let grant = self.proofs.grant(*lease, *fence);
                 self.hold_command(HostCommand::SetGrant { lease: *lease, grant });
             }
             Action::Lease(LeaseAction::Queue { lease, root: Some(_), .. } | LeaseAction::Bind { lease, .. }) => {
@@ -101,8 +101,9 @@ impl Loop {
             // The decision waits for what the driver reports of it.
             Action::Unleased(UnleasedAction::Park { .. }) => self.inspect_at = Time::ZERO,
             // It may be decided otherwise until it is durable.
-            Action::Unleased(UnleasedAction::Signal { .. }) => {
-                self.after_sync.push(AfterSync::SignalUnleased { action: action.clone() })
+            Action::Unleased(UnleasedAction::Signal { id, signal, at, processes }) => {
+                let (id, signal, at, processes) = (*id, *signal, *at, processes.clone());
+                self.after_sync.push(AfterSync::SignalUnleased { id, signal, at, processes });
             }
             Action::Token(TokenAction::Issue { token }) => {
                 self.engine.hold(Output::Token(TokenChange::Issued(token.clone())));
@@ -170,7 +171,7 @@ impl Loop {
         }
     }
 
-    /// Told after the targets: a program that leaves by its target takes of what is kept ready first.
+    /// Held after the targets: a program that is parked takes host memory that is kept ready before that shrinks.
     pub(super) fn send_booked(&mut self) {
         let booked = self.engine.state().booked_host_memory();
         if std::mem::replace(&mut self.sent.booked, booked) != booked {
@@ -229,22 +230,15 @@ impl Loop {
     // ---- unleased processes --------------------------------------------------------
 
     /// A signal to an unleased process is durable: each process gets it for which it would be decided again.
-    pub(super) fn send_unleased_signal(&mut self, action: &Action) {
-        let Action::Unleased(UnleasedAction::Signal { id: stranger, signal, at, processes }) = action else { return };
+    pub(super) fn send_unleased_signal(&mut self, (id, signal, at): (UnleasedId, u8, Time), processes: Vec<ProcKey>) {
         let (state, now) = (self.engine.state(), self.moment.now);
-        let signal_to =
-            |process: &ProcKey| PendingSignal { stranger: *stranger, process: *process, signal: *signal, of: *at };
-        let wanted: BTreeSet<PendingSignal> =
-            processes.iter().map(signal_to).filter(|pending| is_signal_due(state, pending, now)).collect();
-        let command = HostCommand::SignalUnleased {
-            unleased: *stranger,
-            signal: *signal,
-            of: *at,
-            processes: processes.clone(),
-            wanted: wanted.iter().map(|pending| pending.process).collect(),
-            spared: state.allowed_subjects(),
-        };
-        self.signals_under_way.extend(wanted);
+        let pending = |process: &ProcKey| PendingSignal { stranger: id, process: *process, signal, of: at };
+        let is_due = |pending: &PendingSignal| is_signal_due(state, pending, now);
+        let due: BTreeSet<PendingSignal> = processes.iter().map(pending).filter(is_due).collect();
+        let wanted = due.iter().map(|pending| pending.process).collect();
+        let spared = state.allowed_subjects();
+        self.signals_under_way.extend(due);
+        let command = HostCommand::SignalUnleased { unleased: id, signal, of: at, processes, wanted, spared };
         self.immediate.push(Output::Host(command));
     }
 

@@ -53,75 +53,75 @@ pub enum LoopInput {
 /// A request that may change something.
 #[derive(Debug)]
 pub struct LoopCall {
-    /// Who.
+    /// The caller.
     pub by: Caller,
-    /// What.
+    /// The request.
     pub event: Event,
-    /// So that it can be sent again.
+    /// Its Idempotency-Key, if it has one.
     pub key: Option<IdempotencyKey>,
-    /// The number with which its caller was sent to look for the key's answer.
+    /// [`KeyLookup::looked`] of the lookup after which the client calls again.
     pub looked: Option<u64>,
     /// The client.
     pub to: ReplyId,
 }
 
-/// The answer may be on the disk: the request goes back to where it came from.
+/// A call whose key may have an answer on the disk. If there is none, the client calls again.
 #[derive(Debug)]
 pub struct KeyLookup {
-    /// Who.
+    /// The caller.
     pub by: Caller,
-    /// What.
+    /// The request.
     pub event: Event,
-    /// The key whose answer is looked for.
+    /// The key.
     pub key: IdempotencyKey,
-    /// Of whose keys.
+    /// The tenant that used the key.
     pub tenant: TenantId,
-    /// What is said when it is sent again.
+    /// The number of the newest key at this moment: an answer that was stored later has a larger one.
     pub looked: u64,
 }
 
 /// An Idempotency-Key and what it was first used for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdempotencyKey {
-    /// The caller's word.
+    /// The key as the client sent it.
     pub key: String,
-    /// Method, path and body.
+    /// A hash of method, path and body.
     pub fingerprint: [u8; 32],
 }
 
-/// Somebody waits for a lease to change.
+/// A client waits for a lease to change.
 #[derive(Debug)]
 pub struct LeaseWatch {
-    /// Who.
+    /// The caller.
     pub by: Caller,
-    /// Which.
+    /// The lease.
     pub lease: LeaseId,
-    /// Until when.
+    /// The change.
     pub until: WatchGoal,
     /// The client.
     pub to: ReplyId,
 }
 
-/// What somebody waits for.
+/// The change of a lease that a client waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchGoal {
-    /// It no longer waits.
+    /// The lease is granted, or ends.
     Granted,
-    /// It ends.
+    /// The lease ends.
     Ended,
-    /// It is not as its wrapper knows it any more.
+    /// The lease differs from what the client knows.
     Changed {
-        /// The state it knows.
+        /// Its state.
         known: LeaseState,
-        /// It knows that the lease ends soon.
+        /// True if the client knows that it ends soon.
         told: bool,
-        /// It knows that it has more than its lease.
+        /// True if the client knows that it is exceeded.
         over: bool,
     },
 }
 
 impl WatchGoal {
-    /// Whether somebody who sees this has waited for it.
+    /// True if this lease has the change of [`WatchGoal::Changed`].
     pub fn is_changed(self, shown: &Lease) -> bool {
         match self {
             WatchGoal::Changed { known, told, over } => {
@@ -141,7 +141,7 @@ pub struct Reply {
     pub body: String,
     /// Seconds for Retry-After.
     pub retry_after_s: Option<u64>,
-    /// The caller's own lease that it tells of, and with which epoch: its mark is put in on the way out.
+    /// The caller's own lease in the body, with its fence: the lease's proof is added on the way out.
     pub granted: Option<(LeaseId, Fence)>,
 }
 

@@ -42,15 +42,14 @@ use full_disk::FullDisk;
 use host_commands::SentCommands;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use sublet_core::action::Action;
 use sublet_core::event::Event;
 use sublet_core::facts::{DaemonEvent, LeaseEvent};
-use sublet_core::ids::LeaseId;
+use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::loss::Loss;
 use sublet_core::reading::GpuFacts;
 use sublet_core::settings::Policy;
 use sublet_core::units::{Span, Time};
-use sublet_core::unleased::PendingSignal;
+use sublet_core::unleased::{PendingSignal, UnleasedId};
 use sublet_host::ActivityCounts;
 use sublet_journal::{LoadedState, StoredAnswer};
 
@@ -137,6 +136,8 @@ pub struct Loop {
     listed_before: Vec<GpuFacts>,
     /// When the driver is asked again which processes it could move.
     inspect_at: Time,
+    /// How many broken invariants of the engine's state are in the log.
+    invariants_logged: u64,
 }
 
 /// The batch that is being written.
@@ -151,8 +152,8 @@ enum Commit {
 enum AfterSync {
     /// The signal to the processes of a lease that was ended for others is sent now.
     LeaseSignalled { lease: LeaseId, signal: u8 },
-    /// An unleased process gets a signal, if that would be decided again.
-    SignalUnleased { action: Action },
+    /// An unleased process and its descendants get a signal, as far as that would be decided again.
+    SignalUnleased { id: UnleasedId, signal: u8, at: Time, processes: Vec<ProcKey> },
 }
 
 impl Loop {
@@ -162,8 +163,9 @@ impl Loop {
             Ballast::Kept => Engine::new,
             Ballast::Missing => Engine::on_a_full_disk,
         };
+        let LoadedState { rows, answers, loss, .. } = start.loaded;
         let mut this = Loop {
-            engine: begin(start.loaded.rows.clone(), start.policy.clone()),
+            engine: begin(rows, start.policy.clone()),
             immediate: Vec::new(),
             after_sync: Vec::new(),
             commit: Commit::None,
@@ -181,7 +183,7 @@ impl Loop {
             suspended_us: moment.suspended_us,
             day_told: None,
             full_disk: (start.ballast == Ballast::Missing).then(|| FullDisk::from_the_start(moment.now)),
-            loss: start.loaded.loss,
+            loss,
             deferred: Vec::new(),
             own_name: Arc::from("sublet"),
             boot: start.boot,
@@ -192,17 +194,23 @@ impl Loop {
             park_reasons: BTreeMap::new(),
             listed_before: Vec::new(),
             inspect_at: Time::ZERO,
+            invariants_logged: 0,
         };
-        this.immediate.push(Output::Token(TokenChange::All(Box::new(start.loaded.rows.clone()))));
-        this.load_keys(&start.loaded);
+        this.set_tokens();
+        this.load_keys(&answers);
         this
     }
 
-    fn load_keys(&mut self, loaded: &LoadedState) {
-        self.keys = IdempotencyKeys::default();
+    /// The tokens of the rows are good from now on, and no others.
+    fn set_tokens(&mut self) {
+        let tokens = self.engine.state().rows().tokens.clone();
+        self.immediate.push(Output::Token(TokenChange::All(tokens)));
+    }
+
+    fn load_keys(&mut self, answers: &[StoredAnswer]) {
         let Moment { now, wall_us, .. } = self.moment;
-        for answer in &loaded.answers {
-            if let Some(tenant) = loaded.rows.tenants.find(answer.tenant) {
+        for answer in answers {
+            if let Some(tenant) = self.engine.state().rows().tenants.find(answer.tenant) {
                 let reply = stored_reply(answer);
                 let at = Time(now.0.saturating_sub(wall_us.saturating_sub(answer.wall_us)));
                 self.keys.load(tenant.name.clone(), answer.key.clone(), answer.fingerprint, reply, at);
@@ -221,8 +229,8 @@ impl Loop {
             self.take(DaemonEvent::LossFound(loss));
         }
         let (boot, clock_offset_us) = (self.boot.clone(), self.clock_offset_us);
-        let WatermarkFloor { fence: epoch_floor, lease: lease_floor } = self.floor;
-        self.take(DaemonEvent::Started { boot, clock_offset_us, fence_floor: epoch_floor, lease_floor });
+        let WatermarkFloor { fence: fence_floor, lease: lease_floor } = self.floor;
+        self.take(DaemonEvent::Started { boot, clock_offset_us, fence_floor, lease_floor });
         self.tell_day();
         self.send_all_leases();
     }
@@ -252,7 +260,11 @@ impl Loop {
             LoopInput::Configured { policy, visibility } => {
                 (self.policy, self.visibility) = ((*policy).clone(), visibility);
                 if self.is_stuck() {
-                    // Nothing was decided on what the disk has: the state is made of it once more.
+                    // Nothing was decided on what the disk has: the state is made of it once more, and all that was seen of
+                    // it is durable.
+                    let (batch, outputs) = self.engine.close(self.moment.now);
+                    debug_assert!(batch.is_empty(), "something was decided on a disk that takes nothing");
+                    self.immediate.extend(outputs);
                     self.engine = Engine::on_a_full_disk(self.engine.state().rows().clone(), self.policy.clone());
                 } else {
                     self.take(DaemonEvent::Configured(policy));
@@ -330,9 +342,9 @@ impl Loop {
         let (batch, outputs) = self.engine.close(moment.now);
         let after = std::mem::take(&mut self.after_sync);
         if batch.is_empty() {
+            debug_assert!(after.is_empty(), "something follows from an action that is in no batch");
             // All that was seen is durable already.
             self.immediate.extend(outputs);
-            self.run_after_sync(after);
             self.wrote_again();
             return None;
         }
@@ -358,7 +370,9 @@ impl Loop {
         for effect in after {
             match effect {
                 AfterSync::LeaseSignalled { lease, signal } => self.take(LeaseEvent::SignalSent { lease, signal }),
-                AfterSync::SignalUnleased { action } => self.send_unleased_signal(&action),
+                AfterSync::SignalUnleased { id, signal, at, processes } => {
+                    self.send_unleased_signal((id, signal, at), processes);
+                }
             }
         }
     }
@@ -366,7 +380,7 @@ impl Loop {
     /// The state as it is now, for a reader that [`Output::Read`] names.
     pub fn view(&self) -> View<'_> {
         let state = (self.engine.state(), self.engine.version());
-        View::new(state, (self.moment.now, self.moment.wall_us), &self.names, &self.estimates)
+        View::new(state, &self.moment, &self.names, &self.estimates)
             .with_counts(&self.counts)
             .with_park_reasons(&self.park_reasons)
             .with_visibility(self.visibility)
@@ -381,6 +395,7 @@ impl Loop {
 
     fn take_for(&mut self, actor: &Arc<str>, event: Event) -> Decided {
         let decided = self.engine.take(self.moment.now, self.moment.wall_us, actor, event);
+        self.log_broken_invariant();
         for action in &decided.actions {
             self.send_host_commands(action);
             self.send_notices(actor, action);
@@ -392,6 +407,15 @@ impl Loop {
             self.send_forget(ended.id);
         }
         decided
+    }
+
+    /// A mistake of core, which a release build survives: the action was dropped.
+    fn log_broken_invariant(&mut self) {
+        let (count, last) = self.engine.state().broken_invariants();
+        if let Some(broken) = last.filter(|_| count > self.invariants_logged) {
+            tracing::error!("a decision did not fit the state and was dropped, which is a bug of Sublet: {broken}");
+        }
+        self.invariants_logged = count;
     }
 }
 

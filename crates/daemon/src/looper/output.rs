@@ -2,9 +2,8 @@
 
 use super::input::{KeyLookup, Reply, RetriedRelease};
 use crate::notices::NoticeMessage;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::ids::{LeaseId, ProcKey, TokenId};
-use sublet_core::rows::Rows;
 use sublet_core::token::Token;
 use sublet_core::units::Time;
 use sublet_core::unleased::{PendingSignal, RuleSubject, UnleasedId};
@@ -91,8 +90,8 @@ pub enum TokenChange {
     Issued(Token),
     /// This token is good for nothing.
     Revoked(TokenId),
-    /// The tokens of these rows are good, and no others.
-    All(Box<Rows>),
+    /// These tokens are good, and no others.
+    All(BTreeMap<TokenId, Token>),
 }
 
 /// A closed batch, and what leaves once it is durable. There is one at a time.

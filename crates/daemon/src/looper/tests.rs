@@ -303,6 +303,24 @@ fn nothing_is_decided_while_not_even_the_ballast_is_enough_and_it_goes_on_once_t
 }
 
 #[test]
+fn readers_of_a_disk_that_takes_nothing_are_answered_although_the_configuration_is_read() {
+    let mut rig = Rig::new();
+    rig.call(1, request(8), None);
+    rig.close();
+    rig.full();
+    rig.close();
+    rig.full();
+    rig.story.clear();
+    rig.handle(LoopInput::Read { to: ReplyId(2) });
+    let (policy, visibility) = (Box::new(Policy::default()), Visibility::Own);
+    rig.handle(LoopInput::Configured { policy, visibility });
+    rig.check(&expect![[r#"
+        2 looks
+        2 has seen
+    "#]]);
+}
+
+#[test]
 fn client_that_waits_for_a_grant_sees_it_once_it_is_durable_and_not_after_it_hung_up() {
     let mut rig = Rig::new();
     rig.call(1, request(20), None);

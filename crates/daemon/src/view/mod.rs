@@ -16,6 +16,7 @@ mod usage;
 mod visibility;
 
 use crate::estimate_cache::EstimateCache;
+use crate::looper::Moment;
 use crate::notices::ParkReason;
 use crate::user_directory::UserDirectory;
 use std::collections::BTreeMap;
@@ -41,6 +42,8 @@ pub struct View<'a> {
     pub now: Time,
     /// The same moment by the wall clock, µs since 1970.
     pub wall_us: u64,
+    /// How long the day at this place still lasts, in seconds.
+    pub day_left_s: u64,
     /// Names of users.
     pub names: &'a UserDirectory,
     /// The number of this state: a changed one has another number.
@@ -59,14 +62,15 @@ impl<'a> View<'a> {
     /// Returns the view of this moment.
     pub fn new(
         (state, version): (&'a State, u64),
-        (now, wall_us): (Time, u64),
+        moment: &Moment,
         names: &'a UserDirectory,
         plans: &'a EstimateCache,
     ) -> View<'a> {
         View {
             state,
-            now,
-            wall_us,
+            now: moment.now,
+            wall_us: moment.wall_us,
+            day_left_s: moment.day_left_s(),
             names,
             version,
             plans,
